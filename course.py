@@ -585,9 +585,8 @@ def check(versions, since=None, fresh=False):
         pool.shutdown(cancel_futures=True)
     added = [changed_lines(*pair)[0] for pair in zip(versions, versions[1:]) if pair[1].version != "v0.1"]
     median = statistics.median(added or [0])
-    if len(added) >= 3 and median > MEDIAN_ADDED:  # of fewer versions the median says nothing
-        faults += 1
-        print(f"the versions add {median:g} code lines in the median, at most {MEDIAN_ADDED}")
+    faults += len(added) >= 6 and median > MEDIAN_ADDED
+    print(f"median {median:g} code lines added; at most {MEDIAN_ADDED} are allowed once six versions are counted")
     verdict = f"{faults} fault{'s' * (faults > 1)}" if faults else "all is well"
     print(f"{pairs[0][1].version} to {names[-1]}: {verdict} ({time.monotonic() - started:.0f} s)", flush=True)
     return not faults

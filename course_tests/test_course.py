@@ -281,7 +281,17 @@ def test_budget(fresh):
     many = "".join(f"x{n} = {n}\n" for n in range(261))
     assert "adds 261 code lines, at most 260" in check_of(fresh, "v0.3", {"data.py": many})
     said = check_of(fresh, "v0.4", {"data.py": many.replace("x1 = 1\n", "x1 = 2\n")})
-    assert "removes 1 code lines" in said and "the median of added code lines" not in said
+    assert "removes 1 code lines" in said
+
+
+@pytest.mark.parametrize("lines, faults", [(150, "all is well"), (151, "1 fault")])
+def test_median(fresh, lines, faults):
+    """It counts from six versions on; v0.1 is not one of them."""
+    for number in range(3, 8):
+        files = {**NEXT, "data.py": "".join(f"x{n} = {n}\n" for n in range(lines * (number - 2)))}
+        fresh.commit(f"v0.{number}: x\n\nVersion: v0.{number}", files)
+    said = fresh.course("check", "line", "--since", "v0.7", code=lines > 150)
+    assert f"median {lines} code lines" in said and faults in said
 
 
 def test_pins(fresh):
