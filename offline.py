@@ -767,11 +767,11 @@ def turns_of(messages):
 
 def follow(tools, turns):
     """The reply: the tool calls of the first clause that is not done yet; an account when all are."""
-    text, done = last_request(turns)
+    text, done, hidden = last_request(turns)
     if SUMMARISE.search(Text(text).hidden) and (not tools or len(headings(text)) >= 2):
         return {"text": summary(text, turns)}
     groups, lost = understand(text, tools)
-    ahead = len(done)
+    ahead = len(done) + hidden
     for group in groups:
         if ahead <= 0:
             return {"tool_calls": [{"name": name, "arguments": arguments} for name, arguments in group]}
@@ -783,20 +783,23 @@ def follow(tools, turns):
         return {"tool_calls": [{"name": "submit_plan", "arguments": plan}]}
     if "finish_step" in tools and "finish_step" not in called:
         return {"tool_calls": [{"name": "finish_step", "arguments": finish_step(done, tools["finish_step"])}]}
-    if not done:
+    if not done and not hidden:
         return {"text": introduction(lost, tools)}
     lost = [] if called & OWN_TOOLS else [f"I could not follow: {clause}" for clause in lost]
-    return {"text": "\n".join(["Done:", *(f"- {line_of(call)}" for call in done), *lost])}
+    earlier = [f"- {hidden} calls that the record counts"] * bool(hidden)
+    return {"text": "\n".join(["Done:", *earlier, *(f"- {line_of(call)}" for call in done), *lost])}
 
 
 def last_request(turns):
-    """Returns (the last thing the user said, the tool calls since then). Fenced data is not said."""
+    """Returns (the last thing the user said, the tool calls since then, how many more there were by the record before
+    it: "<record …: 12>"). Fenced data is not said."""
     done = []
-    for turn in reversed(turns):
+    for number, turn in reversed([*enumerate(turns)]):
         if turn.role == "user" and (text := without_data(turn.text)):
-            return text, done
+            counted = re.match(r"<record [^>]*: (\d+)>", turns[number - 1].text)
+            return text, done, int(counted[1]) if counted else 0
         done = turn.calls + done
-    return "", done
+    return "", done, 0
 
 
 def without_data(text):

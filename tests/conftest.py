@@ -6,12 +6,14 @@ import compileall
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import offline  # noqa: E402
 
-PROMPT = r"(^|[\r\n]|\x1b\[[?\d]*[a-zA-Z])\d+% > "    # on a line of its own; control sequences may come before it
+import httpx2, openai, psutil, pydantic, rich.live, rich.markdown  # noqa: E402, E401, F401, for `imitate` below
+
+PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(plan )?\d+% >"    # a fresh one: pastes are marked from there on
 POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 
 compiled = tempfile.TemporaryDirectory()    # the program with its bytecode: compiling it for every test takes seconds
 for file in ROOT.glob("*.py"):
     shutil.copy(file, compiled.name)
+for folder in ROOT.glob("skills"):
+    shutil.copytree(folder, Path(compiled.name, "skills"))
 compileall.compile_dir(compiled.name, quiet=2)
 
 # A job in the background ignores Ctrl-C, and so would every agent it starts.
@@ -96,12 +102,47 @@ def results(request):
     return [message["content"] for message in request.body["messages"] if message["role"] == "tool"]
 
 
+def snapshot(folder):
+    """All that is below a folder: names, kinds and modes, and the bytes or where a link leads."""
+    def inside(path):
+        return os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return {path.relative_to(folder).as_posix(): (path.lstat().st_mode, inside(path)) for path in folder.rglob("*")}
+
+
 def wait_until(condition, seconds=30):
     for _ in range(20 * seconds):
         if condition():
             return
         time.sleep(0.05)
     raise AssertionError("it never happened")
+
+
+def imitate(arguments, env):
+    """Do in a fork of this process what `python agent.py` would do, without importing the packages anew: of the hundreds
+    of agents that the tests start, each would need half a second for it. Those at a terminal are started the long way."""
+    os.closerange(3, 1000)      # one of them tells Popen that the child lives
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+    encoding = env["PYTHONIOENCODING"]
+    sys.stdin = open(0, encoding=encoding)
+    sys.stdout = open(1, "w", encoding=encoding)
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv, sys.path = arguments, [os.path.dirname(arguments[0]), *sys.path]
+    for file in ROOT.glob("*.py"):
+        sys.modules.pop(file.stem, None)
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Agent:
@@ -115,7 +156,8 @@ class Agent:
         shutil.copytree(compiled.name, self.program)    # a copy, so that your own .env plays no part
         ours = re.compile(r".*API_KEY.*|OPENAI_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*|WEB_.*|TZ", re.IGNORECASE)
         self.env = {name: value for name, value in os.environ.items() if not ours.match(name)}
-        self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm"}
+        self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm",
+                     "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.encoding = "utf-8"             # of the console
         self.options = {}                   # of the server
         self.children = []
@@ -129,8 +171,10 @@ class Agent:
     def start(self, script, *arguments):
         """The agent as a Popen with pipes, and its server."""
         server, command, env = self.prepare(script, arguments)
+        quick = sys.platform == "linux" and "PYTHONPATH" not in env     # elsewhere a fork is not safe, or not there
+        instead = (lambda: imitate(command[1:], env)) if quick else None
         child = subprocess.Popen(command, cwd=self.folder, env=env, encoding=self.encoding, stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=instead)
         self.children.append(child)
         return child, server
 

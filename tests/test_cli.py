@@ -161,6 +161,12 @@ def test_debug_shows_the_traffic_and_no_key(agent):
     assert "sk-secret" not in run.err
 
 
+def test_a_key_in_a_tool_call_is_not_shown(agent):
+    agent.env["OPENAI_API_KEY"] = "sk-secret-1"
+    run = agent.task([step(call("read_file", path="sk-secret-1"), call("terminal", command="echo sk-secret-1")), "ok"], "--yes")
+    assert "sk-secret" not in run.err and run.err.count("***") >= 2
+
+
 def test_a_placeholder_for_a_key_is_no_secret(agent):
     """Servers of one's own are often given a key such as "x"; hiding it would make holes in every word."""
     agent.env["OPENAI_API_KEY"] = "x"

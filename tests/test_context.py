@@ -28,7 +28,8 @@ def talk(model, monkeypatch, tmp_path):
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(program, "WAITS", [])
-    monkeypatch.setitem(tools.TOOLS, "noise", noise)
+    monkeypatch.setattr(tools, "TOOLS", dict(tools.TOOLS))
+    tools.tool(noise)
 
     def start(script, window=8_000, **options):
         server = model(script, window=window, **options)
@@ -348,7 +349,7 @@ def test_interrupting_a_summary_leaves_all_as_it_was(agent):
         return {"text": "S", "delay": 5}
 
     def meter():
-        return int(re.search(r"(\d+)% > ", child.after)[1])
+        return int(re.search(r"(\d+)% >", child.after)[1])
 
     child, server = agent.prompt(["word " * 900, slow, "here", "word\n" * 2_000, slow, "S", "still here"])
     meters = [meter()]
@@ -375,3 +376,13 @@ def test_an_answer_is_not_taken_for_a_request_after_compact(talk):
     agent.turn("thanks")
     assert [message["content"] for message in server.requests[-1].body["messages"][-3:]] == [
         "delete a.txt", "I deleted it.", "thanks"]
+
+
+@pytest.mark.parametrize("window", [2500, 3500])
+def test_a_task_goes_on_after_a_compression_and_is_not_begun_again(agent, window):
+    """The offline model counts the calls that it sees, and those that the record says are done."""
+    agent.env["CONTEXT_WINDOW"], agent.options = str(window), {"window": window}
+    (agent.folder / "a.txt").write_text("the port is 8472\n" * 60, encoding="utf-8")
+    run = agent.run(None, "-p", " then ".join(["read a.txt"] * 20 + ["write b.txt 'done'"]), "--yes")
+    assert run.code == 0 and refused(run.requests) == []
+    assert run.err.count("● read_file") == 20 and run.err.count("● write_file") == 1 and "Compressed" in run.err

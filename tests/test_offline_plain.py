@@ -175,6 +175,15 @@ def test_a_message_of_data_alone_is_skipped(talk):
         assert calls_of(talk, record, messages=[said]) == [("list_dir", {"path": "src"})]
 
 
+@pytest.mark.parametrize("count, left", [(0, ["a.txt", "b.txt", "c.txt"]), (1, ["b.txt", "c.txt"]), (2, ["c.txt"]), (3, []), (9, [])])
+def test_a_record_counts_the_calls_that_it_stands_for(talk, count, left):
+    """Without that number, what was done would be done again and again."""
+    record = {"role": "user", "content": f"<record history; calls done: {count}>\n## Done\n- read a.txt\n</record>"}
+    rounds, answer, _ = talk("read a.txt then read b.txt then read c.txt", messages=[record], results={})
+    assert [arguments["path"] for [(_, arguments)] in rounds] == left
+    assert ("calls that the record counts" in answer) == (count > 0)
+
+
 def test_the_same_through_anthropic(model, anthropic_client):
     tools = [{"name": one["function"]["name"], "input_schema": one["function"]["parameters"]} for one in FILES]
     client, messages = anthropic_client(model()), [{"role": "user", "content": "read a.txt and list . then run ls"}]

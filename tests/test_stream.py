@@ -8,7 +8,7 @@ import time
 from itertools import product
 
 import pytest
-from conftest import PROMPT, Run, call, posix_only, refused
+from conftest import PROMPT, Run, call, posix_only, refused, step
 
 
 def finish(children):
@@ -249,6 +249,14 @@ def test_at_a_terminal_the_answer_is_rendered(agent):
     assert not any(mark in text for mark in ("# A", "```", "**"))
     [code] = [line for line in raw.splitlines() if "None" in line]
     assert re.search(r"\x1b\[[\d;]*(38;[25];|3[1-7])", code)
+
+
+@posix_only
+def test_the_spinner_shows_a_name_as_it_is(agent):
+    """MODEL and the names of tools are foreign text, too; in a tool's name "[/]" would be markup that ends nothing."""
+    agent.env["MODEL"] = "[/i] a [bold]model"
+    text = plain(screen(at_terminal(agent, [step(call("[/] tool [red]", path="x")), {"text": "ok", "delay": 0.5}])))
+    assert "ok" in text and "[/i] a [bold]model" in text and "● [/] tool [red] x → Error" in text
 
 
 @posix_only
