@@ -23,7 +23,12 @@ import tools
 FULL = 0.95  # of the window: then room must be made
 ENOUGH = 0.6  # of the window: what archiving must bring it down to, or a summary follows
 OLD = 0.25  # of the window: old results that take more are archived, all at once
-RECENT = (4, 2, 1)  # steps whose results are not old; fewer if they are too long
+STAY = 0.1  # of the window: what old results may take that a phase keeps
+# What archiving leaves alone in each phase: results of so many first and last steps, and old ones of these tools.
+PHASES = {"PLANNING": (1, 4, ()),
+          "EXECUTING": (2, 6, ()),  # the first ones are about the task and the plan
+          "VERIFYING": (1, 4, ("write_file", "edit_file", "terminal"))}
+LESS = [(0, 2, ()), (0, 1, ())]  # where that is too much for the window
 MARKS = ("record", "mask")  # entries of the log that are not sent: they say how others are shown
 KEEP = [(3, 20), (3, 10), (3, 4), (1, 4), (1, 1)]  # first and last messages that stay; fewer if they are too long
 NOTES = 2000  # characters of notes in the system prompt
@@ -31,6 +36,12 @@ HEADINGS = "\n## Goal\n## Done\n## Current state\n## Decisions\n## Exact values\
 SUMMARISE = """Summarise this log of a coding agent's work for the agent itself. It will go on from your summary and not
 see the log again, so keep exactly what it needs: paths, names, commands, numbers, errors. Invent and carry out nothing.
 Write at most {} words, under these headings:""" + HEADINGS
+CHECK = re.compile(r"""(?:^|[;&|(\n])[ \t]*  # the start of a command, and what may stand before its name
+    (?:\w{1,50}=\S{0,200}[ \t]+|(?:sudo|time(?:out[ \t]+\w+)?|env|npx|uv|poetry|run|exec|if|!)[ \t]+)*
+    (?:(?:\S*/)?(?:py\.?test|tox|nox|jest|vitest|ctest|mypy|pyright|ruff|flake8|eslint|tsc|rspec|phpunit|make|mvn|gradle
+         |python[\d.]*|node|ruby|php|bash|sh)(?=[\s;&|)]|$)|\.{1,2}/\S  # or a run of what was written
+      |(?:npm|pnpm|yarn|bun|deno|go|cargo|dotnet|swift)(?:\s+run)?
+       \s+(?:test|t|check|lint|build|vet|clippy|run|start)\b)""", re.X)
 CJK = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 SECRET = (r"\b((sk|pk|rk|glpat|xox[a-z])[-_]|(gh[a-z]|github_pat|hf)_|AKIA|AIza|eyJ|Bearer )(?=\S*\d)[-\w]{12}"
           r"|PRIVATE KEY-|://[^/\s:]*:[^/\s@]+@"
@@ -111,14 +122,34 @@ def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
     passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
     steps = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
     results = [n for n, entry in enumerate(log) if entry.get("gain", 0) > 0 and n not in passed_over]
-    for recent in RECENT:
-        old = {n for n in results if n < [0, *steps][-recent:][0]}
+    for first, last, kept in [PHASES[phase(log)], *LESS]:
+        old = {n for n in results if [*steps, len(log)][:first + 1][-1] < n < [0, *steps][-last:][0]}
+        room = STAY * window
+        for n in sorted(old, reverse=True):
+            room -= log[n]["gain"] * (log[n]["fact"].tool in kept)
+            if log[n]["fact"].tool in kept and room > 0:
+                old.remove(n)
         new = {"role": "mask", "archived": known | old, "new": len(old)}
-        if not full and recent == RECENT[0] and sum(log[n]["gain"] for n in old) < OLD * window:
+        if not full and (first, last, kept) not in LESS and sum(log[n]["gain"] for n in old) < OLD * window:
             return None
         if fixed + size(view([*log, new], window)) <= ENOUGH * window:
             break
     return new if old else None
+
+
+def phase(log: list[dict]) -> str:
+    """What the latest task is at, by the tool calls made for it: PLANNING until a file is written, then EXECUTING, and
+    VERIFYING from a test or another check on until the next write."""
+    phase = "PLANNING"
+    for entry in log:
+        done = entry.get("fact")
+        if entry["role"] == "user":
+            phase = "PLANNING"
+        elif done and done.tool in ("write_file", "edit_file") and not done.failed:
+            phase = "EXECUTING"
+        elif phase == "EXECUTING" and done and done.tool == "terminal" and CHECK.search(done.target):
+            phase = "EXECUTING" if isinstance(entry["content"], tools.Failure) else "VERIFYING"  # it may not have run
+    return phase
 
 
 def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
@@ -228,7 +259,7 @@ def fact(tool: str, arguments: str, result: str) -> Fact:
 
 def any_tool(values: dict, result: str) -> tuple:
     first = result[:1000].strip().partition("\n")[0]
-    target = next((values[name] for name in ("path", "command", "query", "url", *values) if name in values), "")
+    target = str(next((values[name] for name in ("path", "command", "query", "url", *values) if name in values), ""))
     return target, "→" if result == first else f"→ {tools.count_lines(result)}", first, result == first
 
 
