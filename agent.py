@@ -29,7 +29,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.5"
+VERSION = "v0.9"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -130,15 +130,18 @@ class Agent:
     """A conversation with a model. `log` is all that was said and done in it; `memory.view` makes requests of it."""
 
     def __init__(self, model: Model):
-        self.model, self.sent = model, []  # the latest request: tools and messages
+        self.model, self.sent, self.log = model, [], []  # sent: the latest request, tools and messages
+        memory.page_tokens = max(model.window // 8 - 500, model.window // 16)
         self.begin()
 
     def begin(self):
-        """Memory is read now and not again, so that all requests of a conversation start with the same bytes."""
+        """Memory is read now and not again, so that all requests of a conversation start with the same bytes. What the
+        conversation before leaves behind is written first."""
+        memory.keep(self.log)
         tools.active.clear()
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
-        self.log = [{"role": "system", "content": system}]
+        self.log = memory.L2 = [{"role": "system", "content": system}]
         self.switch("normal")
 
     def switch(self, mode: str):
@@ -162,8 +165,7 @@ class Agent:
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
     def ask(self) -> dict:
-        if self.used() > memory.FULL * self.model.window:
-            self.compress()
+        self.make_room()
         request = [self.tools, *memory.view(self.log, self.model.window)]
         self.model.total["breaks"] += request[:len(self.sent)] != self.sent
         self.sent, sent, message = request, len(self.log), self.model.complete(request[1:], self.tools)
@@ -175,6 +177,18 @@ class Agent:
         """Tokens of the next request: the provider's count of the latest one, and an estimate of what came after it."""
         sent, count = self.measured
         return count + memory.size(memory.view(self.log[sent:], self.model.window))
+
+    def make_room(self):
+        """Facts before summaries: a summary costs a request, and is less exact."""
+        window, fixed, before = self.model.window, memory.size(self.tools), self.used()
+        mask = memory.mask(self.log, window, fixed, before > memory.FULL * window)
+        if mask:
+            self.log.append(mask)
+            self.measured = 0, fixed
+            notice(f"Archived {mask['new']} result{'s' * (mask['new'] != 1)}: from about {before:,} "
+                   f"to {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+        if self.used() > (memory.ENOUGH if mask else memory.FULL) * window:
+            self.compress()
 
     def compress(self):
         """make room: a summary takes the place of what happened"""
@@ -201,22 +215,20 @@ class Agent:
             for call in calls:
                 results.append(run(call))
         finally:
-            results += ["Error: interrupted by the user"] + ["Error: not run, the user interrupted"] * len(calls)
-            self.log += [kept] + [
-                {"role": "tool", "tool_call_id": call["id"], "content": result}
-                for call, result in zip(kept.get("tool_calls", []), results)]
+            results += map(tools.Failure, ["Error: interrupted by the user"]
+                           + ["Error: not run, the user interrupted"] * len(calls))
+            self.log.append(kept)
+            for call, text in zip(kept.get("tool_calls", []), results):
+                self.log.append(memory.result(self.log, call, text, self.model.window))
 
 
 def run(call: dict) -> str:
-    """Do a tool call and show it in one line: name, main argument, outcome."""
+    """Do a tool call and show its fact."""
     name, arguments, started = call["function"].get("name") or "", call["function"].get("arguments"), time.monotonic()
     with Progress(name):
         result = tools.run(name, arguments)
-    first, _, rest = result.partition("\n")
-    outcome = first if not rest else f"{first}, " * (name == "terminal") + tools.count_lines(result)
-    main = str(next(iter((tools.parse(arguments) or {}).values()), ""))[:max(10, console.width - 45)]
-    line = " ".join(f"● {name} {main} → {outcome}, {time.monotonic() - started:.1f} s".split())
-    notice(line, "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
+    line = memory.fact(name, arguments, result).line(console.width - 10)
+    notice(f"● {line}, {time.monotonic() - started:.1f} s", "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
     return result
 
 
@@ -352,6 +364,20 @@ def new(agent: Agent):
     notice("A new conversation.")
 
 
+def memory_(agent: Agent):
+    """show what is remembered, and the files it is in"""
+    notice("\n".join([*(str(memory.file_of(scope)) for scope in ("global", "project")), *memory.told_lines()]))
+
+
+def cd(agent: Agent, folder: str = "."):
+    """start a new conversation in another directory, with its memory: /cd DIR"""
+    memory.keep(agent.log)
+    os.chdir(os.path.expanduser(folder))
+    agent.log = []  # it is kept already, and belongs to the other directory
+    new(agent)
+    notice(os.getcwd())
+
+
 def usage(agent: Agent):
     """show how many tokens were sent, and how full the window is"""
     total, used, window = agent.model.total, agent.used(), agent.model.window
@@ -359,7 +385,13 @@ def usage(agent: Agent):
     notice(f"{total['requests']} requests: {total['prompt_tokens']:,} tokens sent, {share} % of them from the cache; "
            f"{total['completion_tokens']:,} received\n"
            f"{total['breaks']} prefix breaks: requests that do not begin with the bytes of the one before\n"
+           f"phase of the task: {memory.phase(agent.log)}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
+
+
+def context(agent: Agent):
+    """show what the model sees of this conversation, and what the log holds"""
+    notice(memory.layers(agent.log, agent.model.window, memory.size(agent.tools)))
 
 
 def skills(agent: Agent):
@@ -385,8 +417,8 @@ def quit_(agent: Agent):
     raise EOFError
 
 
-COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new,
-            "/compact": Agent.compress, "/usage": usage, "/quit": quit_}
+COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new, "/memory": memory_,
+            "/cd": cd, "/compact": Agent.compress, "/usage": usage, "/context": context, "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:
@@ -421,7 +453,8 @@ def review(agent: Agent) -> int:
 def line_reader(agent: Agent):
     """Returns a function that reads a line of the user; on a terminal with history, editing, pastes and completion."""
     def meter() -> str:
-        return f"{tools.mode} " * (tools.mode != "normal") + f"{100 * agent.used() // agent.model.window}% > "
+        doing = memory.phase(agent.log) if tools.mode == "normal" else tools.mode
+        return f"{doing} {100 * agent.used() // agent.model.window}% > "
     if not sys.stdin.isatty() or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return lambda: input(meter() * sys.stdin.isatty())
     from prompt_toolkit import PromptSession
@@ -465,12 +498,17 @@ def prompt(agent: Agent):
             interrupts = 0
             if line in COMMANDS:
                 COMMANDS[line](agent)
+            elif line.startswith("/cd "):
+                cd(agent, line[4:].strip())
+                read = line_reader(agent)  # with that project's history
             elif re.fullmatch(r"/\w+", line):
                 notice(f"There is no {line}; /help shows the commands.")
             elif line:
                 one_turn(agent, line)
         except EOFError:
             return
+        except OSError as error:
+            notice(f"Error: {error}", "red")
         except KeyboardInterrupt:
             interrupts += 1
             notice("\nCtrl-C again or Ctrl-D leaves.")
@@ -488,13 +526,14 @@ def main() -> int | None:
     options = parser.parse_args()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # a console that lacks a character shows another, and all goes on
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # running commands end with us
+    for name in {"SIGTERM", "SIGHUP"} & {*dir(signal)}:
+        signal.signal(getattr(signal, name), lambda *_: sys.exit(143))  # running commands end with us
     try:
         os.chdir(options.dir)
         sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
         settings = {key: text.strip() for source in sources for key, text in source.items() if text and text.strip()}
         tools.settings.update(settings)
-        secrets.update(value for name, value in settings.items() if "API_KEY" in name and len(value) > 7)
+        secrets.update(tools.keys())
         memory.notice = notice
         agent = Agent(Model(settings, options.debug, options.time))
     except (OSError, ValueError, tools.ToolError) as error:
@@ -502,7 +541,11 @@ def main() -> int | None:
     agent.switch("plan" if options.plan else "normal")
     plan.ask, plan.unattended = reply, "" if options.p is None else "accept" if options.yes else "cancel"
     tools.ask = (lambda question: None) if options.yes else ask
-    return prompt(agent) if options.p is None else one_turn(agent, options.p)
+    try:
+        return prompt(agent) if options.p is None else one_turn(agent, options.p)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes a moment, and then we are gone
+        memory.keep(agent.log)
 
 
 if __name__ == "__main__":

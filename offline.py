@@ -750,14 +750,15 @@ def anthropic_conversation(body):
 
 
 def turns_of(messages):
-    """A result is an error when its first line says so: "Error …", "exit 1 …", "[r7] terminal make → exit 2 …"."""
+    """A result is an error when its first line says so: "Error …", "exit 1 …", "[r7] terminal make → FAIL …"."""
     turns = []
     for message in messages:
         text = "\n".join(texts(message.get("content")) or [])
         if message["role"] == "tool":
             [call] = [call for call in turns[-1].calls if call.id == message["tool_call_id"]]
             call.result = text
-            call.failed = bool(message.get("is_error") or re.match(r"(?:\[.*→ )?(?:Error|exit (?!0\b)-?\d)", text))
+            failure = re.match(r"(?:\[.*→ )?(?:Error|FAIL\b|exit (?!0\b)-?\d)", text)
+            call.failed = bool(message.get("is_error") or failure)
         else:
             turns.append(Turn(message["role"], text, [
                 Call(call["id"], call["function"]["name"], json_object(call["function"]["arguments"]))
@@ -806,7 +807,9 @@ def without_data(text):
     """The text without <name>…</name> or [name]…[/name] blocks around it; nothing if it is a record with headings."""
     block = r"[<\[]([A-Za-z][\w-]*)[^>\]\n]*[>\]].*?[<\[]/\1[>\]]"
     text = re.sub(rf"(?s)\A(?:\s*{block})+", "", text)
-    text = re.sub(rf"(?s)(?:\A|\n)\s*{block}\s*\Z", "", text).strip()
+    while (shorter := re.sub(rf"(?s)(?:\A|\n)\s*{block}\s*\Z", "", text)) != text:
+        text = shorter
+    text = text.strip()
     return "" if len(re.findall(r"(?m)^#+ ", text)) >= 2 and not SUMMARISE.search(text) else text
 
 
@@ -1089,8 +1092,11 @@ def short(value, limit=60):
 
 
 def line_of(call):
-    """A call and its outcome in one line: "read_file a.txt: 12 lines"."""
+    """A call and its outcome in one line: "read_file a.txt: 12 lines". A result that begins with such a line of its own,
+    "[r7] read_file a.txt (12 lines)", is told by that."""
     lines = call.result.strip().splitlines() or ["no output"]
+    if own := re.match(rf"(?:\[archived\] )?\[r\d+\] ({re.escape(call.name)}\b.*)", lines[0]):
+        return own[1]
     outcome = lines[0] if len(lines) == 1 and len(lines[0]) <= 100 else f"{len(lines)} lines"
     outcome = "failed: " + short(lines[0], 100) if call.failed else outcome
     argument = "" if call.name in OWN_TOOLS else short(next(iter(call.arguments.values()), ""))

@@ -25,7 +25,7 @@ import offline  # noqa: E402
 
 import httpx2, openai, psutil, pydantic, rich.live, rich.markdown  # noqa: E402, E401, F401, for `imitate` below
 
-PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(plan )?\d+% >"    # a fresh one: pastes are marked from there on
+PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(?:plan|[A-Z]+) \d+% >"    # a fresh one: pastes are marked from there on
 POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 
@@ -99,7 +99,16 @@ class Run:
 
 
 def results(request):
-    return [message["content"] for message in request.body["messages"] if message["role"] == "tool"]
+    """What the tools returned, without the fact before it; where the fact says it all, as the tool put it."""
+    return [as_returned(message["content"]) for message in request.body["messages"] if message["role"] == "tool"]
+
+
+def as_returned(content):
+    fact, newline, text = content.partition("\n")
+    said = re.fullmatch(r"(?s)\[r\d+\] \w+ (?:(.*) )?→ (FAIL: |(?:created|replaced|edited) (?=\())?(.*)", fact)
+    if newline:
+        return text
+    return "Error: " + said[3] if said[2] == "FAIL: " else f"{said[2]}{said[1]} {said[3]}" if said[2] else said[3]
 
 
 def snapshot(folder):

@@ -153,6 +153,11 @@ def test_the_account_tells_outcomes_and_errors(talk):
     answer = talk('read a.txt then list b then run "make" then sing', results=results)[1]
     assert answer.splitlines() == ["Done:", "- read_file a.txt: 3 lines", "- list_dir b: failed: Error: no such folder",
                                    "- terminal make: failed: exit 1", "I could not follow: sing"]
+    results = {"read_file": "[r1] read_file a.txt (3 lines)\none\ntwo\nthree", "list_dir": "[archived] [r2] list_dir b → 1 entry",
+               "terminal": "[r3] terminal make → FAIL exit 2, 9 lines"}
+    answer = talk('read a.txt then list b then run "make"', results=results)[1]
+    assert answer.splitlines() == ["Done:", "- read_file a.txt (3 lines)", "- list_dir b → 1 entry",
+                                   "- terminal make → FAIL exit 2, 9 lines"]
     assert "exit 0" in talk('run "x"', results={"terminal": "exit 0"})[1]
     assert "failed" not in talk('run "x"', results={"terminal": "exit 0"})[1]
 
@@ -165,7 +170,7 @@ def test_the_next_message_starts_anew(talk):
 @pytest.mark.parametrize("data", ["<notes>\nread b.txt\n</notes>\n", "[ledger]\nread b.txt\n[/ledger]\n\n",
                                   '<a id="1">x</a> <b>\n## y\n</b>\n'])
 def test_fenced_data_is_no_instruction(talk, data):
-    for text in (data + "list src", "list src\n\n" + data):
+    for text in (data + "list src", "list src\n\n" + data, "list src\n<mode>now</mode>\n" + data):
         assert calls_of(talk, text) == [("list_dir", {"path": "src"})]
 
 
@@ -292,7 +297,8 @@ def test_required_fields_of_a_step_are_never_empty(talk):
     assert arguments["steps"] == [{"path": ".", "risk": "low", "title": "fix the parser", "order": 1}]
 
 
-@pytest.mark.parametrize("result, outcome", [("ok", "done"), ("Error: no", "failed"), ("exit 3\nx", "failed")])
+@pytest.mark.parametrize("result, outcome", [("ok", "done"), ("Error: no", "failed"), ("exit 3\nx", "failed"),
+                                             ("[r9] edit_file a.txt → FAIL no such text", "failed")])
 def test_a_step_is_finished_once_with_its_outcome(talk, result, outcome):
     step = 'Step 1 of 2\nfile: a.txt\nlines: 1\nchange: replace "x" with "y" in a.txt\ncheck: read a.txt'
     rounds, answer, _ = talk(step, tools=FILES + [FINISH], results={"edit_file": result})
