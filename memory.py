@@ -27,7 +27,8 @@ FULL = 0.95  # of the window: then room must be made
 ENOUGH = 0.6  # of the window: what archiving must bring it down to, or a summary follows
 OLD = 0.25  # of the window: old results that take more are archived, all at once
 STAY = 0.1  # of the window: what old results may take that a phase keeps
-# What archiving leaves alone in each phase: results of so many first and last steps, and old ones of these tools.
+# What archiving leaves alone in each phase: the results of the task's first and of the last steps, so many of each, and
+# old results of these tools.
 PHASES = {"PLANNING": (1, 4, ()),
           "EXECUTING": (2, 6, ()),  # the first ones are about the task and the plan
           "VERIFYING": (1, 4, ("write_file", "edit_file", "terminal"))}
@@ -42,11 +43,12 @@ HEADINGS = "\n## Goal\n## Done\n## Current state\n## Decisions\n## Exact values\
 SUMMARISE = """Summarise this log of a coding agent's work for the agent itself. It will go on from your summary and not
 see the log again, so keep exactly what it needs: paths, names, commands, numbers, errors. Invent and carry out nothing.
 Write at most {} words, under these headings:""" + HEADINGS
-CHECK = re.compile(r"""(?:^|[;&|(\n])[ \t]*  # the start of a command, and what may stand before its name
-    (?:\w{1,50}=\S{0,200}[ \t]+|(?:sudo|time(?:out[ \t]+\w+)?|env|npx|uv|poetry|run|exec|if|!)[ \t]+)*
+CHECK = re.compile(r"""\s*  # the start of a part of a command, and what may stand before its name
+    (?:\w+=\S*\s+|(?:sudo|time(?:out\s+\w+)?|env|npx|if|!|(?:uv|poetry|pdm|pipenv|hatch)\s+run|\w+\s+exec)\s+)*
     (?:(?:\S*/)?(?:py\.?test|tox|nox|jest|vitest|ctest|mypy|pyright|ruff|flake8|eslint|tsc|rspec|phpunit|make|mvn|gradle
-         |python[\d.]*|node|ruby|php|bash|sh)(?=[\s;&|)]|$)|\.{1,2}/\S  # or a run of what was written
-      |(?:npm|pnpm|yarn|bun|deno|go|cargo|dotnet|swift)(?:\s+run)?
+         |coverage|python[\d.]*|node|ruby|php|bash|sh)(?=[\s<>]|$)(?!\s+(?:-m\s+(?:pip|venv)|--?(?:V|version|h|help))\b)
+      |\.{1,2}/\S  # or a run of what was written
+      |(?:npm|pnpm|yarn|bun|deno|go|cargo|dotnet|swift)(?:\s+[-+]\S+(?:\s+[^-+\s]\S*)??)*?(?:\s+run)?
        \s+(?:test|t|check|lint|build|vet|clippy|run|start)\b)""", re.X)
 CJK = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 SECRET = (r"\b((sk|pk|rk|glpat|xox[a-z])[-_]|(gh[a-z]|github_pat|hf)_|AKIA|AIza|eyJ|Bearer )(?=\S*\d)[-\w]{12}"
@@ -113,20 +115,26 @@ def told(result: dict, room: int = 140) -> str:
 def view(log: list[dict], window: int) -> list[dict]:
     """What is sent: the log, with the newest record in the place of what it covers, with old results as their facts and
     long ones cut, and with the ledger behind the message that was the task when it was written."""
-    record, mask = newest(log, "record"), newest(log, "mask")
+    record, archived = newest(log, "record"), newest(log, "mask")["archived"]
 
     def part(start: int, end: int) -> list[dict]:
-        return [shown(log[n], window, n in mask["archived"]) for n in range(start, end) if log[n]["role"] not in MARKS]
+        return [shown(log[n], window, n in archived) for n in range(start, end) if log[n]["role"] not in MARKS]
     sent = part(0, record["start"]) + record["messages"] + part(record["end"], len(log))
-    places = [n for n, message in enumerate(sent) if mask["ledger"] and message is log[mask["task"]]]
+    text, task = noted(log)
+    places = [n for n, message in enumerate(sent) if text and message is log[task]]
     for n in places[-1:]:  # a record may repeat the task
-        sent[n] = sent[n] | {"content": f"{sent[n]['content']}\n{mask['ledger']}"}
+        sent[n] = sent[n] | {"content": f"{sent[n]['content']}\n{text}"}
     return sent
 
 
 def newest(log: list[dict], mark: str) -> dict:
-    nothing = {"start": 0, "end": 0, "content": "", "messages": [], "quoted": [], "archived": set(), "ledger": ""}
+    nothing = {"start": 0, "end": 0, "content": "", "messages": [], "quoted": [], "archived": set()}
     return next((entry for entry in reversed(log) if entry["role"] == mark), nothing)
+
+
+def noted(log: list[dict]) -> tuple[str, int]:
+    """The newest ledger, and where in the log its task is. A new one is written when the view changes anyway."""
+    return next(((entry["ledger"], entry["task"]) for entry in reversed(log) if entry.get("ledger")), ("", 0))
 
 
 def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
@@ -139,9 +147,11 @@ def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
     record, known = newest(log, "record"), newest(log, "mask")["archived"]
     passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
     steps = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
+    task = max(n for n, entry in enumerate(log) if entry["role"] == "user")
     results = [n for n, entry in enumerate(log) if entry.get("gain", 0) > 0 and n not in passed_over]
     for first, last, kept in [PHASES[phase(log)], *LESS]:
-        old = {n for n in results if [*steps, len(log)][:first + 1][-1] < n < [0, *steps][-last:][0]}
+        start, end = [*(n for n in steps if n > task), len(log)][:first + 1][-1], [0, *steps][-last:][0]
+        old = {n for n in results if (n < task or n > start) and n < end}
         room = STAY * window
         for n in sorted(old, reverse=True):
             room -= log[n]["gain"] * (log[n]["fact"].tool in kept)
@@ -166,9 +176,16 @@ def phase(log: list[dict]) -> str:
             phase = "PLANNING"
         elif done and done.tool in ("write_file", "edit_file") and not done.failed:
             phase = "EXECUTING"
-        elif phase == "EXECUTING" and done and done.tool == "terminal" and CHECK.search(done.target):
+        elif phase == "EXECUTING" and done and done.tool == "terminal" and is_check(done.target):
             phase = "EXECUTING" if isinstance(entry["content"], tools.Failure) else "VERIFYING"  # it may not have run
     return phase
+
+
+def is_check(command: str) -> bool:
+    """Whether a shell command tests, checks, builds or runs something, by how its parts begin. Quotes and texts that
+    are fed to it are passed over."""
+    command = re.sub(r"(?<!<)<<-?\s*['\"]?([a-z_]\w*).*?(\n\s*\1\b|\Z)|'[^']*'|\"[^\"]*\"", "''", command, flags=re.S | re.I)
+    return any(CHECK.match(part[:1000]) for part in re.split("[;&|()\n]+", command))
 
 
 def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
@@ -204,7 +221,8 @@ def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     title = f"history, not a request; the user's latest message follows; tool calls done for it: {done}"
     text = tools.fenced("record", title, summary + quotes)
     messages = [{"role": "user", "content": text}] + [log[latest]] * (latest < end)
-    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said}
+    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said,
+              "ledger": ledger(log), "task": latest}
     return record if size(view([*log, record], window)) < size(view(log, window)) else None
 
 
@@ -283,7 +301,7 @@ def any_tool(values: dict, result: str) -> tuple:
 
 
 def reading(values: dict, result: str) -> tuple:
-    first, own = values.get("offset") or 1, re.match(r"\[encoding: |\[empty file\]\Z", result)  # a line of the tool's
+    first, own = values.get("offset") or 1, re.match(r"\[encoding: \w+\]\n|\[empty file\]\Z", result)  # a line of the tool's
     more = re.search(r"\n\[lines \d+-(\d+) of (\d+); go on with offset=\d+\]\Z", result[-100:])
     last, total = map(int, more.groups()) if more else [first + result.count("\n") - bool(own)] * 2
     lines = tools.count_lines("\n" * total) if (first, last) == (1, total) else f"lines {first}-{last} of {total}"
@@ -321,8 +339,8 @@ def running(values: dict, result: str) -> tuple:
 RUNNERS = [
     (r"^(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s", r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$"),
     (r"^(Ran \d+ tests? in .*\n\s*(?:OK|FAILED).*)", r"^(?:FAIL|ERROR): (\S+)"),
-    (r"^ *Tests:? +(\d+ .*)", r"^ *(?:●|×|FAIL) +(\S.* [›>] .*)"),
-    (r"^test result: \w+\. (.*)", r"^test (\S+) \.\.\. FAILED"),
+    (r"^ *Tests:? +(\d+ .*)", r"^ *(?:● +(?!Console$)|(?:×|FAIL) +(?=.* > ))(\S.*)"),
+    (r"^test result: \w+\. (.*)", r"^test (.+?)(?: - should panic)? \.\.\. FAILED"),
     (r"^ *--- ((?:PASS|FAIL): )|^(?:ok|FAIL)\s+\S+\s+[\d.(]", r"^ *--- FAIL: (\S+)"),
 ]
 
@@ -353,7 +371,7 @@ def web_reading(values: dict, result: str) -> tuple:
 
 RULES = {"read_file": reading, "write_file": writing, "edit_file": writing, "search_files": searching,
          "terminal": running, "web_search": web_searching, "web_read": web_reading,  # clarify: any_tool
-         "recall": lambda values, result: (values["id_or_query"], *any_tool(values, result)[1:]),
+         "recall": lambda values, result: (values["id_or_query"], f"→ {tools.count_lines(result)}"),
          "memory": lambda values, result: (f"{values['action']} {values.get('note', '')}",
                                            *any_tool(values, result)[1:])}
 
@@ -402,7 +420,7 @@ def ledger(log: list[dict]) -> str:
     for name, more in [("commands that went well", [told(entry, 70) for entry in commands_that(False)]),
                        ("files that were read", [told_of(path) for path in files if path not in changed])]:
         lines += within(more, LEDGER - tokens_of(lines), name)
-    return tools.fenced("ledger", "what was done so far; data, not a request", "\n".join(lines))
+    return tools.fenced("ledger", "what was done so far; data, not a request", "\n".join(lines)) * bool(lines)
 
 
 def tokens_of(lines: list[str]) -> int:
@@ -478,7 +496,7 @@ def pages_of(text: str) -> list[str]:
 
 def layers(log: list[dict], window: int, fixed: int) -> str:
     """For a person: the layers with their tokens, estimated. `fixed`: tokens of the tools' definitions."""
-    sent, held, ledger = view(log, window), [entry for entry in log if "fact" in entry], newest(log, "mask")["ledger"]
+    sent, held, ledger = view(log, window), [entry for entry in log if "fact" in entry], noted(log)[0]
     results = [message for message in sent if message["role"] == "tool"]
     old = [message for message in results if message["content"].startswith("[archived] ")]
     rows = {"tools and system prompt": fixed + size(sent[:1]), "L0: the ledger": estimate(ledger) * bool(ledger)}

@@ -2,13 +2,17 @@
 
 No test uses a key or leaves this machine.
 """
+import ast
 import compileall
+import ctypes
+import importlib
 import json
 import os
 import re
 import runpy
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import offline  # noqa: E402
 
-import httpx2, openai, psutil, pydantic, rich.live, rich.markdown  # noqa: E402, E401, F401, for `imitate` below
+import openai  # noqa: E402
 
 PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(?:plan|[A-Z]+) \d+% >"    # a fresh one: pastes are marked from there on
 POSIX = os.name != "nt"
@@ -35,6 +39,24 @@ for file in ROOT.glob("*.py"):
 for folder in ROOT.glob("skills"):
     shutil.copytree(folder, Path(compiled.name, "skills"))
 compileall.compile_dir(compiled.name, quiet=2)
+
+
+
+def imported(file):
+    """The names of the modules that a program imports, at once or later."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+# For `imitate` below: all of them, and what the SDK imports only when it is used.
+for name in [name for file in ROOT.glob("*.py") for name in imported(file)]:
+    importlib.import_module(name)
+with offline.Server(["ok"]) as server:
+    openai.OpenAI(api_key="any", base_url=server.base_url).chat.completions.create(
+        model="any", messages=[{"role": "user", "content": "hi"}])
 
 # A job in the background ignores Ctrl-C, and so would every agent it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -128,7 +150,7 @@ def wait_until(condition, seconds=30):
 
 def imitate(arguments, env):
     """Do in a fork of this process what `python agent.py` would do, without importing the packages anew: of the hundreds
-    of agents that the tests start, each would need half a second for it. Those at a terminal are started the long way."""
+    of agents that the tests start, each would need half a second for it. PYTHONPATH names modules to be used instead."""
     os.closerange(3, 1000)      # one of them tells Popen that the child lives
     os.environ.clear()
     os.environ.update(env)
@@ -138,10 +160,18 @@ def imitate(arguments, env):
     sys.stdout = open(1, "w", encoding=encoding)
     sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv, sys.path = arguments, [os.path.dirname(arguments[0]), *sys.path]
-    for file in ROOT.glob("*.py"):
-        sys.modules.pop(file.stem, None)
+    # pytest has loaded readline, in whose start a Ctrl-C gets lost; the program does without it.
+    ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyOS_ReadlineFunctionPointer").value = None
+    instead = [Path(name) for name in env.get("PYTHONPATH", "").split(os.pathsep) if name]
+    sys.argv, sys.path = arguments, [os.path.dirname(arguments[0]), *map(str, instead), *sys.path]
+    replaced = {file.stem for file in [*ROOT.glob("*.py"), *(file for folder in instead for file in folder.iterdir())]}
+    for name in [name for name in sys.modules if name.partition(".")[0] in replaced]:
+        del sys.modules[name]
+    if "SSL_CERT_FILE" not in env:      # reading all certificates takes long, and nothing here needs one
+        ssl.SSLContext.load_verify_locations = lambda *_, **__: None
     try:
+        if "sitecustomize" in replaced:
+            importlib.import_module("sitecustomize")
         runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as error:
@@ -177,13 +207,15 @@ class Agent:
         env = {"OPENAI_BASE_URL": server.base_url, "PYTHONIOENCODING": self.encoding} | self.env
         return server, [sys.executable, str(self.program / "agent.py"), *arguments], env
 
+    def instead(self, command, env):
+        """What a new process does instead of starting the program anew, where a fork is safe."""
+        return (lambda: imitate(command[1:], env)) if sys.platform == "linux" else None
+
     def start(self, script, *arguments):
         """The agent as a Popen with pipes, and its server."""
         server, command, env = self.prepare(script, arguments)
-        quick = sys.platform == "linux" and "PYTHONPATH" not in env     # elsewhere a fork is not safe, or not there
-        instead = (lambda: imitate(command[1:], env)) if quick else None
         child = subprocess.Popen(command, cwd=self.folder, env=env, encoding=self.encoding, stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=instead)
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=self.instead(command, env))
         self.children.append(child)
         return child, server
 
@@ -211,7 +243,7 @@ class Agent:
         pexpect = pytest.importorskip("pexpect")
         server, command, env = self.prepare(script, arguments)
         child = pexpect.spawn(command[0], command[1:], cwd=str(self.folder), env=env, encoding="utf-8", timeout=20,
-                              dimensions=(24, columns))
+                              dimensions=(24, columns), preexec_fn=self.instead(command, env))
         self.children.append(child)
         child.expect(PROMPT)
         return child, server

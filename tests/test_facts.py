@@ -37,7 +37,9 @@ def test_files(do):
     with open("a.txt", "wb") as file:       # "[encoding: gbk]" comes before it, and is none of its lines
         file.write("你好\r\n世界\r\n".encode("gbk"))
     assert do("read_file", path="a.txt") == "read_file a.txt (2 lines)"
-    assert do("list_dir") == "list_dir → 3 lines: a.py 5"
+    do("write_file", path="b.txt", content="[encoding: as it is]\n2\n")
+    assert do("read_file", path="b.txt") == "read_file b.txt (2 lines)"
+    assert do("list_dir") == "list_dir → 4 lines: a.py 5"
 
 
 def test_searches(do):
@@ -63,6 +65,7 @@ def test_questions_and_other_tools():
     assert line("clarify", "the second", question="Which?") == "clarify Which? → the second"
     assert line("lookup", "one\ntwo\nthree", key="k", more=1) == "lookup k → 3 lines: one"
     assert line("lookup", "only this", key="k") == "lookup k → only this"
+    assert line("lookup", "now", path={"a": 1}) == "lookup {'a': 1} → now"
     assert line("lookup", "", key="k") == "lookup k →" and line("lookup", "now") == "lookup → now"
 
 
@@ -111,7 +114,9 @@ JEST = """FAIL ./sum.test.js
     ✓ adds (3 ms)
     ✕ breaks (3 ms)
 
+  ● Console
   ● sum › breaks
+  ● outside of a suite
 
 Test Suites: 1 failed, 1 total
 Tests:       1 failed, 1 skipped, 1 passed, 3 total
@@ -125,6 +130,8 @@ VITEST = """ ❯ v.spec.js (3 tests | 1 failed | 1 skipped) 9ms
    Start at  05:10:10"""
 CARGO = """test tests::adds ... ok
 test tests::breaks ... FAILED
+test tests::panics - should panic ... FAILED
+test src/lib.rs - add (line 5) ... FAILED
 test tests::later ... ignored
 
 test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.13s
@@ -152,9 +159,9 @@ TEST_RUNS = [
     (UNITTEST + "FAILED (failures=1, errors=1, skipped=1)", 1, "2 failed, 2 passed: test_e, test_x"),
     ("....\n----\nRan 4 tests in 0.000s\n\nOK", 0, "4 passed"),
     ("...\n----\nRan 4 tests in 0.000s\n\nOK (skipped=1)", 0, "3 passed"),
-    (JEST, 1, "1 failed, 1 passed: sum › breaks"),
+    (JEST, 1, "1 failed, 1 passed: sum › breaks, outside of a suite"),
     (VITEST, 1, "1 failed, 1 passed: v.spec.js > sum > breaks"),
-    (CARGO, 101, "1 failed, 2 passed: tests::breaks"),
+    (CARGO, 101, "1 failed, 2 passed: tests::breaks, tests::panics, src/lib.rs - add (line 5)"),
     (GO, 1, "1 failed, 1 passed: TestA"),
     ("--- FAIL: TestA (0.00s)\n    a_test.go:5: bad\nFAIL\nFAIL\texample.com/demo\t0.002s\nFAIL", 1, "1 failed: TestA"),
 ]

@@ -173,6 +173,14 @@ def test_the_ledger_on_the_wire(agent):
     assert 2 <= sum(now != old for old, now in zip(sent, sent[1:])) == run.err.count("Archived ")
 
 
+def test_a_summary_does_not_lose_the_ledger(agent):
+    script = [*filler(agent), "one", step(call("terminal", command="exit 3")), "two", "the summary", "three"]
+    run = agent.run(script, "--yes", input="task one\ntask two\n/compact\ntask three\n")
+    assert "Archived " in run.err and "Compressed " in run.err and refused(run.requests) == []
+    [(task, lines)] = ledgers(run.requests[-1]).items()
+    assert task.endswith("task two") and "terminal exit 3 → FAIL" in lines[0] and "big.txt" in lines[1]
+
+
 # L2, and the way back to it
 
 def test_recall_on_the_wire(agent):
@@ -365,7 +373,7 @@ actions = st.one_of(st.tuples(st.just("user"), st.sampled_from(["ok", "好的，
 @settings(max_examples=100, deadline=None)
 @given(st.lists(actions, min_size=8, max_size=30), st.sampled_from([1_000, 8_000, 64_000]))
 def test_whatever_was_archived_the_view_is_valid(actions, window):
-    log, before = [{"role": "system", "content": "s"}, said("the task")], []
+    log, sent = [{"role": "system", "content": "s"}, said("the task")], []
     for kind, value in actions:
         frozen, mark = copy.deepcopy(log), None
         if kind == "user":
@@ -377,21 +385,22 @@ def test_whatever_was_archived_the_view_is_valid(actions, window):
                       memory.compress(log, window, value, lambda request: "S")):
             log.append(mark)
         assert log[:len(frozen)] == frozen
-        frozen, sent = copy.deepcopy(log), memory.view(log, window)
+        frozen, before, sent = copy.deepcopy(log), sent, memory.view(log, window)
         assert memory.view(log, window) == sent and log == frozen
         judged(sent if sent[-1]["role"] in ("user", "tool") else [*sent, said("next")])
         shown = [message for message in sent if TITLE in message["content"]]
         assert len(shown) <= 1
         if not mark:
             assert sent[:len(before)] == before
-        elif kind == "mask":
+            continue
+        task = log[mark["task"]]
+        assert task is [entry for entry in log if entry["role"] == "user"][-1] and memory.estimate(mark["ledger"]) <= 250
+        assert shown == [said(f"{task['content']}\n{mark['ledger']}")] * bool(mark["ledger"])
+        assert mark["ledger"] or not any("fact" in entry for entry in log)
+        if kind == "mask":
             assert memory.mask(log, window, 0, value) is None      # once is enough
-            task = log[mark["task"]]
-            assert shown == [said(f"{task['content']}\n{mark['ledger']}")] and memory.estimate(mark["ledger"]) <= 250
-            assert task is [entry for entry in log if entry["role"] == "user"][-1]
             for old, new in zip(before, sent, strict=True):     # what changes: results, and where the ledger is or was
                 if old != new and TITLE in old["content"] + new["content"]:
                     assert old["content"].partition(TITLE)[0] == new["content"].partition(TITLE)[0]
                 elif old != new:
                     assert new["content"].startswith("[archived] ") and not old["content"].startswith("[archived] ")
-        before = sent

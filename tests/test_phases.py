@@ -66,10 +66,16 @@ OTHERS = ["ls", "cat test.py", "grep -rn pytest .", "git diff", "git commit -m '
           "echo python", "mkdir tests", "npm install jest", "cargo add serde", "go mod tidy", "which node",
           "rm -rf ./build", "cp ./a ./b", "sed -i s/test/run/ a.py", "export CI=1", "touch pytest.ini", "pytester",
           "python-config --libs", "makeinfo a.texi", "npm testify"]
-CHECKS_TOO = ["pytest; echo $?", "(cd app && pytest)", ".venv/bin/pytest -q", "timeout 60 pytest", "if pytest; then ls; fi"]
+CHECKS_TOO = ["pytest; echo $?", "(cd app && pytest)", ".venv/bin/pytest -q", "timeout 60 pytest", "if pytest; then ls; fi",
+              "pnpm exec vitest", "bundle exec rspec", "coverage run -m pytest", "npm --prefix web test", "pytest>out",
+              "A='x y' pytest", "cargo +nightly test", "python - <<'END'\nprint(1)\nEND", "python -c 'import a'",
+              "cat <<< a; make", "echo $((1<<2)); make"]
+OTHERS_TOO = ["python -m pip install a", "python3 --version", "node --version; make --help", "cat <<< a", "cat > a <<EOF\nmake\nEOF",
+              "echo ';sh'", 'git commit -m "a\nmake it (pytest)"', "cat <<'A' > b\npytest\n", "npm install --save test"]
 
 
-@pytest.mark.parametrize("commands, phase", [(CHECKS, VERIFYING), (OTHERS, EXECUTING), (CHECKS_TOO, VERIFYING)])
+@pytest.mark.parametrize("commands, phase", [(CHECKS, VERIFYING), (OTHERS, EXECUTING), (CHECKS_TOO, VERIFYING),
+                                             (OTHERS_TOO, EXECUTING)])
 def test_which_commands_are_checks(agent, commands, phase):
     """None of them is there to be run: that a check fails does not count."""
     agent.env["PATH"] = str(agent.home)
@@ -117,6 +123,14 @@ LONG_REASON = call("edit_file", path="x/" * 60 + "a.py", old_text="nowhere", new
     ([LONG, LONG, WRITE, CHECK] + [LONG] * 9, [1, 3, 4, 10, 11, 12, 13]),
     ([LONG, WRITE, CHECK] + [SAME] * 2 + [LONG] * 2 + [LONG_REASON] + [LONG] * 7, [1, 2, 4, 5, 8, 12, 13, 14, 15])])
 def test_what_is_archived_depends_on_the_phase(agent, script, whole):
-    request, requests = first_masking(agent, script)
-    print([archived(one) for one in requests])
+    request, _ = first_masking(agent, script)
     assert archived(request)[1] == whole
+
+
+def test_the_first_steps_are_those_of_the_latest_task(agent):
+    (agent.folder / "long.txt").write_text("one more line ok\n" * 160, encoding="utf-8")
+    agent.env["CONTEXT_WINDOW"] = str(WINDOW)
+    script = [*[step(LONG)] * 3, "done", *[step(LONG)] * 9, "done"]
+    requests = agent.run(script, "--yes", input="one\ntwo\n").requests
+    first = next(request for request in requests if archived(request)[0])
+    assert archived(first) == ([1, 2, 3, 5, 6, 7], [4, 8, 9, 10, 11])
