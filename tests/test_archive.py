@@ -276,5 +276,5 @@ def test_each_masking_is_said_and_counted(agent):
     for n, (_, size, share) in zip(breaks, said):
         assert int(share) == 100 * int(size.replace(",", "")) // 12_000
         assert 0 <= int(size.replace(",", "")) - prompt_size(run.requests[n]) < 800     # an estimate, rather too much
-    assert f"\n{len(breaks)} prefix breaks" in run.err
+    assert re.search(rf"^prefix breaks, .*: {len(breaks)}$", run.err, re.M)
     assert messages[-1][archived(messages[-1])[0]]["content"] == "[archived] [r2] read_file a.txt (120 lines)"
