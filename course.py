@@ -762,11 +762,21 @@ class Watch:
 
     def __init__(self, notes):
         self.only = json.loads((notes / "only").read_text(encoding="utf-8"))
-        self.file = open(notes / "told", "w", encoding="utf-8")
+        self.file, self.process = open(notes / "told", "w", encoding="utf-8"), os.getpid()
 
     def tell(self, **event):
+        self.stay_out()
         self.file.write(json.dumps(event) + "\n")
         self.file.flush()
+
+    def stay_out(self):
+        """A test may fork. A child that an exception leads back here must not go on as a second pytest, nor delete the
+        first one's temporary files at its end."""
+        if os.getpid() != self.process:
+            os._exit(1)
+
+    def pytest_keyboard_interrupt(self):
+        self.stay_out()
 
     def pytest_configure(self, config):
         config.addinivalue_line("markers", "guard(reason): protects something older: it may pass on the version before")

@@ -245,6 +245,33 @@ def test_skipped_test_proves_nothing(fresh):
     assert "test_now.py::test_it: new, but skipped on v0.2" in said and "1 fault" in said
 
 
+FORKS = """
+import os
+import tempfile
+
+import pytest
+
+kept = tempfile.TemporaryDirectory()
+
+
+@pytest.mark.guard("of the course")
+@pytest.mark.parametrize("leave", [KeyboardInterrupt, SystemExit, ValueError])
+def test_fork(leave):
+    child = os.fork()
+    if not child:
+        raise leave
+    os.waitpid(child, 0)
+    assert os.path.exists(kept.name)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_that_comes_back_to_pytest_goes_no_further(fresh):
+    """It would run the tests that are left a second time, and then delete what the first process still needs."""
+    said = check_of(fresh, "v0.3", {**NEXT, "tests/test_fork.py": FORKS}, code=0)
+    assert "7 passed, 0 skipped; 4 new" in said
+
+
 def test_failing_test_and_broken_agent(fresh):
     wrong = NEXT["tests/test_size.py"].replace("2", "3")
     said = check_of(fresh, "v0.3", {"agent.py": NEXT["agent.py"] + "    sys.exit(3)\n", "tests/test_size.py": wrong})
