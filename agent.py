@@ -1,0 +1,240 @@
+"""Rungs, a coding agent: the loop and the command line.
+
+A turn is one request of the user. In it the model is asked again and again: while it answers with tool calls, they are
+run and their results go back to it; when it answers with plain text, the turn is done.
+"""
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from dotenv import dotenv_values
+from rich.console import Console
+
+import offline
+import tools
+
+VERSION = "v0.1"
+MAX_ROUNDS = 50  # requests in one turn
+SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
+you change something, check the outcome by running it, then answer shortly in the user's language."""
+OFFLINE = "No OPENAI_API_KEY or OPENAI_BASE_URL: the offline model answers. Try: list . then read README.md"
+ADVICE = {401: "check OPENAI_API_KEY", 403: "check OPENAI_API_KEY", 429: "wait a little, or check your plan"}
+TOO_LONG = re.compile("context.(length|size|window)|maximum context|available context|too long", re.I)
+secrets = set()  # API keys, which are never shown
+console = Console(stderr=True, markup=False, emoji=False, highlight=False)  # only answers go to stdout, for pipes
+
+
+class ModelError(Exception):
+    """No answer, or no end of the turn: what happened, and which setting to change."""
+
+
+class Model:
+    """A model behind an OpenAI-compatible server. `window` is the size of its context window in tokens."""
+
+    def __init__(self, settings: dict[str, str], debug: bool):
+        self.name = settings.get("MODEL", "gpt-5.4-mini")
+        self.url = settings.get("OPENAI_BASE_URL", "https://api.openai.com/v1")
+        self.key = settings.get("OPENAI_API_KEY", "none")  # a server of one's own may not ask for one
+        self.window, self.debug, self.client = int(settings.get("CONTEXT_WINDOW", 64_000)), debug, None
+        tools.demand(self.window >= 1000, f"a window of {self.window} tokens is too small")
+        if not settings.keys() & {"OPENAI_API_KEY", "OPENAI_BASE_URL"}:
+            self.name, self.url = "offline", offline.start(window=self.window)
+            notice(OFFLINE + "".join(f"\nTo use your {name}: set OPENAI_API_KEY to it, OPENAI_BASE_URL and MODEL as in "
+                                     ".env.example." for name in settings if name.endswith("_API_KEY")))
+
+    def connect(self):
+        """The SDK's client, which does not retry by itself; a server on this machine is asked without a proxy."""
+        import openai  # takes half a second: not before it is needed
+
+        http = openai.DefaultHttpxClient(trust_env=not re.match(r".*//(localhost|127\.[\d.]+|\[::1])(:|/|$)", self.url))
+        return openai.OpenAI(api_key=self.key, base_url=self.url, max_retries=0, http_client=http)
+
+    def complete(self, messages: list[dict]) -> dict:
+        """Ask once. Returns the message: {role, content, tool_calls?, reasoning_content?}. Raises ModelError."""
+        request = {"model": self.name, "messages": messages, "tools": [*map(tools.definition, tools.TOOLS.values())]}
+        try:
+            self.client = self.client or self.connect()
+            reply = self.client.chat.completions.create(**request)
+            if self.debug:
+                notice(json.dumps({"request": request, "reply": reply.to_dict()}, ensure_ascii=False, indent=1))
+            message = reply.choices[0].message.to_dict()
+            tools.demand(message.get("content") or message.get("tool_calls"), "the answer is empty")
+            return message
+        except Exception as error:
+            raise ModelError(self.explain(error)) from error
+
+    def explain(self, error: Exception) -> str:
+        """What is wrong between us and the server, and which setting to look at."""
+        status = 401 if isinstance(error, UnicodeError) else getattr(error, "status_code", None)  # an odd key
+        text = " ".join(str(error.__cause__ or error).split())[:400]
+        variables = [f"{name}, " for name in os.environ if re.fullmatch("(all|https?)_proxy|ssl_cert_file", name, re.I)]
+        advice = ("start a new conversation, or lower CONTEXT_WINDOW" if TOO_LONG.search(text) else
+                  "pip install -r requirements.txt" if isinstance(error, ImportError) else
+                  f"check OPENAI_BASE_URL, {''.join(variables)}and the network" if status is None else
+                  ADVICE.get(status, "check MODEL and OPENAI_BASE_URL"))
+        return f"{self.name} at {self.url}: {text}; {advice}"
+
+
+def valid(message: dict, log: list[dict]) -> dict:
+    """The model's message as the next request may carry it: each call with a proper name, JSON arguments and an id that
+    is not in the log yet (some servers count from call_0 in every reply, and some providers refuse that)."""
+    kept = {"role": "assistant", "content": message.get("content") or ""}
+    kept |= {key: message[key] for key in ["reasoning_content"] if message.get(key)}  # DeepSeek wants it back
+    for call in message.get("tool_calls") or []:
+        calls, id, function = kept.setdefault("tool_calls", []), call.get("id"), call["function"]
+        taken = {None, "", *(other["id"] for other in calls), *(result.get("tool_call_id") for result in log)}
+        id = f"call_{os.urandom(8).hex()}" if id in taken else id
+        name = re.sub("[^a-zA-Z0-9_-]", "_", function.get("name") or "unknown")[:64]
+        arguments = json.dumps(tools.parse(function.get("arguments")) or {})
+        calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    return kept
+
+
+class Agent:
+    """A conversation with a model. `messages` is what the next request will send."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.messages = [{"role": "system", "content": SYSTEM.format(system=sys.platform, directory=os.getcwd())}]
+
+    def turn(self, request: str) -> str:
+        """Do what the user asks; returns the answer. Raises ModelError; Ctrl-C may end it at any moment."""
+        self.messages.append({"role": "user", "content": request})
+        for _ in range(MAX_ROUNDS):
+            message = self.model.complete(self.messages)
+            self.step(message)
+            if not message.get("tool_calls"):
+                return message.get("content") or ""
+        raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
+
+    def step(self, message: dict):
+        """Run the message's tool calls. Whatever happens, it is kept together with exactly one result for each call:
+        a provider refuses every later request of a conversation in which one is missing."""
+        kept, calls, results = valid(message, self.messages), message.get("tool_calls") or [], []
+        if calls and kept["content"]:
+            notice(kept["content"])
+        try:
+            for call in calls:
+                results.append(run(call))
+        finally:
+            results += ["Error: interrupted by the user"] + ["Error: not run, the user interrupted"] * len(calls)
+            self.messages += [kept] + [
+                {"role": "tool", "tool_call_id": call["id"], "content": clip(result, self.model.window)}
+                for call, result in zip(kept.get("tool_calls", []), results)]
+
+
+def run(call: dict) -> str:
+    """Do a tool call and show it in one line: name, main argument, outcome."""
+    name, arguments, started = call["function"].get("name") or "", call["function"].get("arguments"), time.monotonic()
+    result = tools.run(name, arguments)
+    first, _, rest = result.partition("\n")
+    outcome = first if not rest else f"{first}, " * (name == "terminal") + tools.count_lines(result)
+    main = str(next(iter((tools.parse(arguments) or {}).values()), ""))[:max(10, console.width - 45)]
+    line = " ".join(f"● {name} {main} → {outcome}, {time.monotonic() - started:.1f} s".split())
+    notice(line, "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
+    return result
+
+
+def clip(result: str, window: int) -> str:
+    """A result as the model sees it: at most 30,000 characters and an eighth of the window, cut in the middle."""
+    half = min(30_000, len(result) * window // 2 // max(1, len(result.encode()))) // 2  # a token is about four bytes
+    cut = f"\n[… {len(result) - 2 * half:,} of {len(result):,} characters cut; to see them: offset, limit, grep …]\n"
+    return result[:half] + cut + result[-half:] if len(result) > 2 * half else result
+
+
+# ---- the command line ----
+
+def notice(text: str, style: str = "dim", **options):
+    text = re.sub("|".join(map(re.escape, secrets)) or "(?!)", "***", text)
+    console.print(tools.printable(text), style=style, **({"soft_wrap": not console.is_terminal} | options))
+
+
+def ask(question: str):
+    """Returns if the user allows it; otherwise raises ToolError, with the user's words for the model."""
+    tools.demand(sys.stdin.isatty(), "the user is not here to allow it, and --yes was not given")
+    console.print(tools.printable(f"{question} [y/N, or say why not]"), style="bold", soft_wrap=True)
+    answer = input().strip()
+    tools.demand(answer.lower() in ("y", "yes"), f"the user said no. {answer}")
+
+
+def help_(agent: Agent):
+    """show these lines"""
+    notice("\n".join(f"{name:8}{function.__doc__}" for name, function in COMMANDS.items()))
+
+
+def tools_(agent: Agent):
+    """show what the model can do"""
+    notice("\n".join(f"{name:14}{tools.description(function)}" for name, function in tools.TOOLS.items()))
+
+
+def quit_(agent: Agent):
+    """leave, as Ctrl-D does"""
+    raise EOFError
+
+
+COMMANDS = {"/help": help_, "/tools": tools_, "/quit": quit_}
+
+
+def one_turn(agent: Agent, request: str) -> int:
+    """A turn for a person; returns the exit code."""
+    try:
+        print(tools.printable(agent.turn(request)), flush=True)
+        return 0
+    except (ModelError, OSError, KeyboardInterrupt) as error:
+        notice(f"Error: {error}" if str(error) else "Interrupted.", "red")
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def prompt(agent: Agent):
+    """Turns and commands until the end of input. From a pipe, each line is one."""
+    person, interrupts = sys.stdin.isatty(), 0
+    if person:
+        notice(f"Rungs {VERSION} · {agent.model.name} · {os.getcwd()}\n/help shows the commands, Ctrl-C stops a turn.")
+        with suppress(ImportError):
+            import readline  # noqa: F401, gives input() its editing keys
+    while interrupts < 2:
+        try:
+            line, interrupts = input("> " * person).strip(), 0
+            if line in COMMANDS:
+                COMMANDS[line](agent)
+            elif re.fullmatch(r"/\w+", line):
+                notice(f"There is no {line}; /help shows the commands.")
+            elif line:
+                one_turn(agent, line)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            interrupts += 1
+            notice("\nCtrl-C again or Ctrl-D leaves.")
+
+
+def main() -> int | None:
+    parser = argparse.ArgumentParser(description="Rungs, a coding agent. Without -p it opens a prompt.")
+    parser.add_argument("-p", metavar="TASK", help="do one task and exit: 0 done, 1 failed, 130 interrupted")
+    parser.add_argument("--dir", default=".", help="the directory to work in")
+    parser.add_argument("--yes", action="store_true", help="allow commands and writes without asking")
+    parser.add_argument("--debug", action="store_true", help="show requests and replies")
+    parser.add_argument("--version", action="version", version=VERSION)
+    options = parser.parse_args()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a console that lacks a character shows another, and all goes on
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # running commands end with us
+    try:
+        os.chdir(options.dir)
+        sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
+        settings = {key: text.strip() for source in sources for key, text in source.items() if text and text.strip()}
+        secrets.update(value for name, value in settings.items() if "API_KEY" in name and len(value) > 7)
+        agent = Agent(Model(settings, options.debug))
+    except (OSError, ValueError, tools.ToolError) as error:
+        parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")
+    tools.ask = (lambda question: None) if options.yes else ask
+    return prompt(agent) if options.p is None else one_turn(agent, options.p)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The tools: a registry that makes a tool of any function, and the five tools a coding agent needs.
+
+A tool returns text for the model. What goes wrong is an answer too, a line that starts with "Error: ", so that the
+model can try again; no tool call ends the session.
+"""
+import os
+import re
+import tempfile
+from contextlib import suppress
+from inspect import getdoc, signature
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from typing import Annotated
+
+import pydantic
+from annotated_types import Ge, Interval, MinLen
+from pydantic_core import from_json
+
+TOOLS = {}  # name -> function, in the order in which the model is offered them
+Text = Annotated[str, MinLen(1)]  # an empty path, command or old_text is a slip, and acting on it does harm
+Count = Annotated[int, Ge(1)]
+
+
+class ToolError(Exception):
+    """What the model is told when a call cannot be done: the reason, and what to do instead."""
+
+
+def demand(condition, otherwise: str):
+    if not condition:
+        raise ToolError(otherwise)
+
+
+# ---- the registry ----
+
+def tool(function):
+    """Offer a function to the model, which gets its name, its parameters and its docstring's first paragraph."""
+    TOOLS[function.__name__] = function
+    return function
+
+
+def description(function) -> str:
+    return " ".join((getdoc(function) or "").split("\n\n")[0].split())
+
+
+def definition(function) -> dict:
+    """The function as a provider wants it: {"type": "function", "function": {name, description, parameters}}."""
+    schema = pydantic.TypeAdapter(function).json_schema()
+    # Each word of a definition is paid for with every request: titles, defaults and limits are left out.
+    properties = {n: {k: p[k] for k in ("type", "items", "enum") if k in p} for n, p in schema["properties"].items()}
+    schema = {"type": "object", "properties": properties, "required": schema.get("required", [])}
+    return {"type": "function",
+            "function": {"name": function.__name__, "description": description(function), "parameters": schema}}
+
+
+def run(name: str, arguments: str) -> str:
+    """Do a tool call; `arguments` is the JSON text that the model wrote. Everything is an answer, except Ctrl-C."""
+    try:
+        demand(name in TOOLS, f"there is no tool {name!r}; available: {', '.join(TOOLS)}")
+        usage = f"Nothing was done. {name}({', '.join(signature(TOOLS[name]).parameters)}): {description(TOOLS[name])}"
+        values = parse(arguments)
+        demand(values is not None, f"the arguments are not a whole JSON object. {usage}")
+        values = {key: value for key, value in values.items() if value is not None}
+        # strict: nothing is converted, dropped or filled in, because a wrong guess can overwrite a file
+        result = str(pydantic.validate_call(TOOLS[name], config={"strict": True})(**values))
+        return result.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")  # stray bytes as \xNN
+    except pydantic.ValidationError as error:
+        problems = "; ".join(" ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in error.errors())
+        return f"Error: bad arguments: {problems}. {usage}"
+    except Exception as error:
+        kind = "" if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: "
+        return f"Error: {kind}{error}"
+
+
+def parse(arguments: str | None) -> dict | None:
+    """The object in a call's JSON text; None if there is no whole one. An empty text stands for {}."""
+    with suppress(ValueError, TypeError):
+        values = from_json(arguments or "{}", allow_inf_nan=False)
+        return values if isinstance(values, dict) else None
+
+
+def printable(text: str) -> str:
+    """Text that is safe to show: control and direction-changing characters become visible, \\n and \\t stay."""
+    unsafe = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(unsafe, lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+# ---- files ----
+
+ask = None  # set by agent.py: ask(question) returns when a person allows it, and raises ToolError when not
+PROTECTED = {".git", ".rungs", ".env", "agents.md"}  # they change what commands or the agent itself will do
+seen = {}  # path -> hash of the bytes that the model last read or wrote, to notice when somebody else changed them
+
+
+def inside(path: str, write: bool = False) -> Path:
+    """The real path. Links are resolved first, so that none leads out of the working directory."""
+    root, real = Path.cwd().resolve(), Path(path).expanduser().resolve()
+    demand(real.is_relative_to(root) and not real.is_symlink(), f"{path} is outside of the working directory {root}")
+    names = Path(path).parts + real.relative_to(root).parts  # as given, and with links resolved
+    if write and PROTECTED & {name.casefold().rstrip(". ") for name in names}:
+        ask(f"Write to {path}?")
+    return real
+
+
+def load(real: Path) -> tuple[bytes, str, str]:
+    """A text file's bytes, text and encoding."""
+    demand(real.is_file() or not real.exists(), f"{real} is not a file")
+    demand((size := real.stat().st_size) < 50_000_000, f"{real} has {size:,} bytes; look at parts of it with terminal")
+    data = real.read_bytes()
+    text, encoding = decode(data)
+    demand("\0" not in text, f"{real} is a binary file of {size:,} bytes")
+    return data, text, encoding
+
+
+def decode(data: bytes) -> tuple[str, str]:
+    """Text and encoding of any bytes, such that encode() makes the same bytes again: an edit changes nothing else.
+
+    What is neither Unicode nor GBK is "unknown": its odd bytes are carried along as lone surrogates (PEP 383).
+    """
+    for encoding in ("utf-8-sig", "utf-16", "utf-8", "gbk"):
+        with suppress(UnicodeError):
+            if (text := data.decode(encoding)).encode(encoding) == data:
+                return text, encoding
+    return data.decode("utf-8", "surrogateescape"), "unknown"
+
+
+def encode(text: str, encoding: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if encoding == "unknown" else text.encode(encoding)
+
+
+def save(real: Path, data: bytes, old: bytes | None):
+    """Write through a temporary file: a crash at any moment leaves the old or the new content, never half of one."""
+    demand(old is None or seen.get(real, hash(old)) == hash(old), f"{real} was changed meanwhile; read it again")
+    real.parent.mkdir(parents=True, exist_ok=True)
+    temporary = real.with_name(f".{real.name[:40]}.{os.urandom(4).hex()}")
+    try:
+        with open(temporary, "xb", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        if old is not None:
+            open(real, "ab").close()  # fails if the file is read-only
+            os.chmod(temporary, real.stat().st_mode)
+        os.replace(temporary, real)
+    finally:
+        temporary.unlink(missing_ok=True)
+    seen[real] = hash(data)
+
+
+def with_newlines_of(model: str, text: str) -> str:
+    """The text with the newlines, \\n or \\r\\n, that most lines of `model` have."""
+    style = "\r\n" if 2 * model.count("\r\n") > model.count("\n") else "\n"
+    return text.replace("\r\n", "\n").replace("\n", style)
+
+
+def count_lines(text: str) -> str:
+    count = text.count("\n") + (text[-1:] not in ("", "\n"))
+    return f"{count:,} line" + "s" * (count != 1)
+
+
+@tool
+def read_file(path: Text, offset: Count = 1, limit: Count = 2000) -> str:
+    """Read a text file from line `offset` on. Every tenth line has its number before it: 10|text"""
+    real = inside(path)
+    data, text, encoding = load(real)
+    seen[real] = hash(data)
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
+    demand(offset <= max(1, len(lines)), f"{path} has only {count_lines(text)}")
+    last = min(offset + limit - 1, len(lines))
+    result = [f"[encoding: {encoding}]"] * (encoding in ("gbk", "unknown"))
+    result += [f"{n}|{lines[n - 1]}" if n % 10 == 0 else lines[n - 1] for n in range(offset, last + 1)]
+    result += [f"[lines {offset}-{last} of {len(lines)}; go on with offset={last + 1}]"] * (last < len(lines))
+    return "\n".join(result) or "[empty file]"
+
+
+@tool
+def write_file(path: Text, content: str) -> str:
+    """Create or replace a file."""
+    real = inside(path, write=True)
+    old, text, encoding = load(real) if real.exists() else (None, "", "utf-8")
+    save(real, encode(with_newlines_of(text, content) if text else content, encoding), old)
+    return f"{'created' if old is None else 'replaced'} {path} ({count_lines(content)})"
+
+
+@tool
+def edit_file(path: Text, old_text: Text, new_text: str) -> str:
+    """Replace old_text (exact, not empty, found only once) by new_text. For whole files: write_file"""
+    real = inside(path, write=True)
+    old, text, encoding = load(real)
+    # The model writes \n where the file may have \r\n. The lookahead finds places that overlap, too.
+    pattern = r"(?:\r\n|(?<!\r)\n)".join(map(re.escape, old_text.replace("\r\n", "\n").split("\n")))
+    places = [match.span(1) for match in re.finditer(f"(?=({pattern}))", text)]
+    lines = [text.count("\n", 0, start) + 1 for start, _ in places[:9]]
+    demand(places, f"old_text is not in {path}: read it again and copy the text exactly, without line numbers")
+    demand(len(places) == 1, f"old_text is {len(places)} times in {path}, lines {lines}: copy more of the text there")
+    start, end = places[0]
+    new_text = with_newlines_of(text[start:end] if "\n" in text[start:end] else text, new_text)
+    save(real, encode(text[:start] + new_text + text[end:], encoding), old)
+    return f"edited {path} (line {lines[0]})"
+
+
+@tool
+def list_dir(path: Text = ".") -> str:
+    """List a directory; sizes in bytes."""
+    entries = sorted(inside(path).iterdir())
+    lines = [e.name.replace("\n", "\\n") + ("/" if e.is_dir() else f"  {e.lstat().st_size}") for e in entries[:500]]
+    lines += [f"[… and {len(entries) - 500} more]"] * (len(entries) > 500)
+    return printable("\n".join(lines)) or "[empty directory]"
+
+
+# ---- commands ----
+
+MAX_OUTPUT = 20_000_000  # bytes: what prints more is stopped before it fills the disk
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")  # ECMA-48
+
+
+@tool
+def terminal(command: Text, timeout: Annotated[int, Interval(ge=1, le=600)] = 120) -> str:
+    """Run a shell command; no input; `timeout` in seconds, at most 600."""
+    ask(f"Run {command}?")
+    shell = "/bin/bash" if os.path.exists("/bin/bash") else None  # None: /bin/sh, or the COMSPEC of Windows
+    environment = {name: value for name, value in os.environ.items() if "API_KEY" not in name.upper()}
+    environment["RUNGS_CALL"] = os.urandom(8).hex()  # all that the command starts inherits it, and can be found by it
+    # Output goes to a file: a pipe would stay open, and keep us waiting, as long as a background child lives.
+    with tempfile.TemporaryFile() as output:
+        process = Popen(command, shell=True, executable=shell, env=environment, start_new_session=True,
+                        stdin=DEVNULL, stdout=output, stderr=STDOUT)
+        try:
+            status = watch(process, timeout, output)
+        finally:
+            if process.poll() is None:
+                end(process, environment["RUNGS_CALL"])
+        output.seek(0)
+        text = decode(output.read(MAX_OUTPUT))[0].replace("\r\n", "\n")
+    return f"{status}\n{ESCAPES.sub('', text)}".rstrip()
+
+
+def watch(process: Popen, timeout: int, output) -> str:
+    """Wait for a command; returns the first line of its result."""
+    for _ in range(20 * timeout):
+        with suppress(TimeoutExpired):
+            return f"exit {process.wait(0.05)}"
+        if os.fstat(output.fileno()).st_size > MAX_OUTPUT:
+            return f"stopped after {MAX_OUTPUT:,} bytes of output"
+    return f"timed out after {timeout} s and was stopped, after this output:"
+
+
+def end(process: Popen, mark: str):
+    """Kill a command with all that it started, also what has moved to a session of its own."""
+    import psutil
+
+    family = psutil.Process(process.pid).children(recursive=True)
+    for _ in range(3):  # more than once, because a process may start another one while we look
+        for member in [process, *family]:
+            with suppress(psutil.Error):
+                member.kill()
+        family = [p for p in psutil.process_iter(["environ"]) if mark in (p.info["environ"] or {}).values()]
+    process.wait()
