@@ -4,6 +4,7 @@ A turn is one request of the user. In it the model is asked again and again: whi
 run and their results go back to it; when it answers with plain text, the turn is done.
 """
 import argparse
+import html
 import json
 import os
 import re
@@ -13,13 +14,18 @@ import time
 from contextlib import suppress
 
 from dotenv import dotenv_values
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
+import models
 import offline
 import tools
 
-VERSION = "v0.1"
+VERSION = "v0.2"
 MAX_ROUNDS = 50  # requests in one turn
+WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
 you change something, check the outcome by running it, then answer shortly in the user's language."""
 OFFLINE = "No OPENAI_API_KEY or OPENAI_BASE_URL: the offline model answers. Try: list . then read README.md"
@@ -27,6 +33,8 @@ ADVICE = {401: "check OPENAI_API_KEY", 403: "check OPENAI_API_KEY", 429: "wait a
 TOO_LONG = re.compile("context.(length|size|window)|maximum context|available context|too long", re.I)
 secrets = set()  # API keys, which are never shown
 console = Console(stderr=True, markup=False, emoji=False, highlight=False)  # only answers go to stdout, for pipes
+SCREEN = sys.stdout.isatty()  # a person reads along: the answer is shown as Markdown, while it arrives
+page = console if console.is_terminal else Console(markup=False, emoji=False, highlight=False)
 
 
 class ModelError(Exception):
@@ -36,11 +44,12 @@ class ModelError(Exception):
 class Model:
     """A model behind an OpenAI-compatible server. `window` is the size of its context window in tokens."""
 
-    def __init__(self, settings: dict[str, str], debug: bool):
+    def __init__(self, settings: dict[str, str], debug: bool, time: bool):
         self.name = settings.get("MODEL", "gpt-5.4-mini")
         self.url = settings.get("OPENAI_BASE_URL", "https://api.openai.com/v1")
         self.key = settings.get("OPENAI_API_KEY", "none")  # a server of one's own may not ask for one
         self.window, self.debug, self.client = int(settings.get("CONTEXT_WINDOW", 64_000)), debug, None
+        self.time = time
         tools.demand(self.window >= 1000, f"a window of {self.window} tokens is too small")
         if not settings.keys() & {"OPENAI_API_KEY", "OPENAI_BASE_URL"}:
             self.name, self.url = "offline", offline.start(window=self.window)
@@ -55,18 +64,38 @@ class Model:
         return openai.OpenAI(api_key=self.key, base_url=self.url, max_retries=0, http_client=http)
 
     def complete(self, messages: list[dict]) -> dict:
-        """Ask once. Returns the message: {role, content, tool_calls?, reasoning_content?}. Raises ModelError."""
+        """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError."""
         request = {"model": self.name, "messages": messages, "tools": [*map(tools.definition, tools.TOOLS.values())]}
-        try:
-            self.client = self.client or self.connect()
-            reply = self.client.chat.completions.create(**request)
-            if self.debug:
-                notice(json.dumps({"request": request, "reply": reply.to_dict()}, ensure_ascii=False, indent=1))
-            message = reply.choices[0].message.to_dict()
-            tools.demand(message.get("content") or message.get("tool_calls"), "the answer is empty")
-            return message
-        except Exception as error:
-            raise ModelError(self.explain(error)) from error
+        for attempt in range(1 + len(WAITS)):
+            try:
+                self.client = self.client or self.connect()
+                return self.listen(request)
+            except Exception as error:
+                if attempt == len(WAITS) or TOO_LONG.search(str(error)) or not models.is_passing(error):
+                    raise ModelError(self.explain(error)) from error
+                wait = models.asked_wait(error) or WAITS[attempt]
+                notice(f"{self.url}: {str(error)[:99]}; trying again in {wait:g} s ({attempt + 2} of {len(WAITS) + 1})")
+                time.sleep(wait)
+
+    def listen(self, request: dict) -> dict:
+        """Show a reply while it arrives, and return it. One that breaks off is shown, but nothing comes of it."""
+        started, usage = time.monotonic(), None
+        with Progress(self.name) as progress:
+            for event in models.stream(self.client, request):
+                if event.kind in ("thinking", "text"):
+                    progress.add(event.kind, event.data)
+                elif event.kind == "usage":
+                    usage = event.data
+        message = event.data
+        if self.debug:
+            notice(json.dumps({"request": request, "reply": message, "usage": usage}, ensure_ascii=False, indent=1))
+        if self.time:
+            count = "{prompt_tokens:,} tokens in ({cached_tokens:,} cached), {completion_tokens:,} out"
+            notice(f"model {time.monotonic() - started:.1f} s, {count.format(**usage) if usage else 'tokens unknown'}")
+        tools.demand(message["content"] or message["tool_calls"], "the answer is empty")
+        if message["finish_reason"] == "length":
+            notice("The answer was cut at the model's limit for one answer.")
+        return message
 
     def explain(self, error: Exception) -> str:
         """What is wrong between us and the server, and which setting to look at."""
@@ -74,6 +103,7 @@ class Model:
         text = " ".join(str(error.__cause__ or error).split())[:400]
         variables = [f"{name}, " for name in os.environ if re.fullmatch("(all|https?)_proxy|ssl_cert_file", name, re.I)]
         advice = ("start a new conversation, or lower CONTEXT_WINDOW" if TOO_LONG.search(text) else
+                  f"the server asks to wait {wait:,.0f} s" if (wait := models.asked_wait(error)) else
                   "pip install -r requirements.txt" if isinstance(error, ImportError) else
                   f"check OPENAI_BASE_URL, {''.join(variables)}and the network" if status is None else
                   ADVICE.get(status, "check MODEL and OPENAI_BASE_URL"))
@@ -116,7 +146,7 @@ class Agent:
         """Run the message's tool calls. Whatever happens, it is kept together with exactly one result for each call:
         a provider refuses every later request of a conversation in which one is missing."""
         kept, calls, results = valid(message, self.messages), message.get("tool_calls") or [], []
-        if calls and kept["content"]:
+        if calls and kept["content"] and not SCREEN:
             notice(kept["content"])
         try:
             for call in calls:
@@ -131,7 +161,8 @@ class Agent:
 def run(call: dict) -> str:
     """Do a tool call and show it in one line: name, main argument, outcome."""
     name, arguments, started = call["function"].get("name") or "", call["function"].get("arguments"), time.monotonic()
-    result = tools.run(name, arguments)
+    with Progress(name):
+        result = tools.run(name, arguments)
     first, _, rest = result.partition("\n")
     outcome = first if not rest else f"{first}, " * (name == "terminal") + tools.count_lines(result)
     main = str(next(iter((tools.parse(arguments) or {}).values()), ""))[:max(10, console.width - 45)]
@@ -147,6 +178,66 @@ def clip(result: str, window: int) -> str:
     return result[:half] + cut + result[-half:] if len(result) > 2 * half else result
 
 
+# ---- the screen ----
+
+class Progress:
+    """What the model or a tool is doing, shown while it lasts: the unfinished end of its text above a spinner with
+    seconds. Whole lines of thinking and whole blocks of the answer stay on the screen, the answer as Markdown."""
+    current = None
+
+    def __init__(self, name: str):
+        self.spinner, self.name, self.started = Spinner("dots"), tools.printable(name), time.monotonic()
+        self.kind, self.text = "", ""  # of what has arrived and is not yet finished
+        self.live = Live(self, console=console, transient=True, refresh_per_second=8)
+
+    def __enter__(self):
+        if console.is_terminal:
+            self.live.start()
+        Progress.current = self
+        return self
+
+    def __exit__(self, *_):
+        self.finish(self.text)
+        self.live.stop()
+
+    def __rich__(self):
+        self.spinner.update(text=Text(f"{self.name} {time.monotonic() - self.started:.0f} s"))
+        unfinished = tools.printable(self.text).splitlines()[-5:]
+        return Group(Text("\n".join(unfinished), "dim"), self.spinner) if unfinished else self.spinner
+
+    def add(self, kind: str, piece: str):
+        if kind != self.kind:
+            self.finish(self.text)
+        self.kind, self.text = kind, self.text + piece
+        self.finish(self.text[:self.text.rfind("\n") + 1] if kind == "thinking" else whole_blocks(self.text))
+
+    def finish(self, text: str):
+        """Print what is finished, from the start of self.text; it moves up out of the live part."""
+        self.text = self.text[len(text):]
+        if self.kind == "thinking" and text.strip():
+            notice(text.rstrip("\n"), "dim italic")
+        elif text.strip() and SCREEN:
+            from rich.markdown import Markdown  # not before there is some: it takes a while
+
+            page.print(Markdown(re.sub(r"&#?\w+;", printable_entity, tools.printable(text))))
+
+
+def printable_entity(entity: re.Match) -> str:
+    """Markdown turns &#27; into the character itself, so what is not safe to show must not get there as an entity."""
+    character = html.unescape(entity[0])
+    return entity[0] if tools.printable(character) == character else tools.printable(character)
+
+
+def whole_blocks(text: str) -> str:
+    """The part of a Markdown text up to its last blank line outside of a code fence: no more of it will change."""
+    end, position, fenced = 0, 0, False
+    for line in text.splitlines(keepends=True):
+        position += len(line)
+        fenced ^= line.lstrip().startswith(("```", "~~~"))
+        end = position if line == "\n" and not fenced else end
+    return text[:end]
+
+
 # ---- the command line ----
 
 def notice(text: str, style: str = "dim", **options):
@@ -157,8 +248,10 @@ def notice(text: str, style: str = "dim", **options):
 def ask(question: str):
     """Returns if the user allows it; otherwise raises ToolError, with the user's words for the model."""
     tools.demand(sys.stdin.isatty(), "the user is not here to allow it, and --yes was not given")
+    Progress.current.live.stop()
     console.print(tools.printable(f"{question} [y/N, or say why not]"), style="bold", soft_wrap=True)
     answer = input().strip()
+    Progress.current.__enter__()
     tools.demand(answer.lower() in ("y", "yes"), f"the user said no. {answer}")
 
 
@@ -183,7 +276,9 @@ COMMANDS = {"/help": help_, "/tools": tools_, "/quit": quit_}
 def one_turn(agent: Agent, request: str) -> int:
     """A turn for a person; returns the exit code."""
     try:
-        print(tools.printable(agent.turn(request)), flush=True)
+        answer = agent.turn(request)
+        if not SCREEN:
+            print(tools.printable(answer), flush=True)
         return 0
     except (ModelError, OSError, KeyboardInterrupt) as error:
         notice(f"Error: {error}" if str(error) else "Interrupted.", "red")
@@ -219,6 +314,7 @@ def main() -> int | None:
     parser.add_argument("--dir", default=".", help="the directory to work in")
     parser.add_argument("--yes", action="store_true", help="allow commands and writes without asking")
     parser.add_argument("--debug", action="store_true", help="show requests and replies")
+    parser.add_argument("--time", action="store_true", help="show how long each request took, and its tokens")
     parser.add_argument("--version", action="version", version=VERSION)
     options = parser.parse_args()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -228,8 +324,9 @@ def main() -> int | None:
         os.chdir(options.dir)
         sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
         settings = {key: text.strip() for source in sources for key, text in source.items() if text and text.strip()}
+        tools.settings.update(settings)
         secrets.update(value for name, value in settings.items() if "API_KEY" in name and len(value) > 7)
-        agent = Agent(Model(settings, options.debug))
+        agent = Agent(Model(settings, options.debug, options.time))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")
     tools.ask = (lambda question: None) if options.yes else ask

@@ -178,7 +178,7 @@ class Agent:
         self.folder.mkdir()
         self.home.mkdir()
         shutil.copytree(compiled.name, self.program)    # a copy, so that your own .env plays no part
-        ours = re.compile(r".*API_KEY.*|OPENAI_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*", re.IGNORECASE)
+        ours = re.compile(r".*API_KEY.*|OPENAI_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*|WEB_.*|TZ", re.IGNORECASE)
         self.env = {name: value for name, value in os.environ.items() if not ours.match(name)}
         self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm"}
         self.encoding = "utf-8"             # of the console
