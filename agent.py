@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 
 from dotenv import dotenv_values
@@ -19,18 +20,20 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+import memory
 import models
 import offline
 import tools
 
-VERSION = "v0.2"
+VERSION = "v0.3"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
 you change something, check the outcome by running it, then answer shortly in the user's language."""
 OFFLINE = "No OPENAI_API_KEY or OPENAI_BASE_URL: the offline model answers. Try: list . then read README.md"
 ADVICE = {401: "check OPENAI_API_KEY", 403: "check OPENAI_API_KEY", 429: "wait a little, or check your plan"}
-TOO_LONG = re.compile("context.(length|size|window)|maximum context|available context|too long", re.I)
+TOO_LONG = re.compile("context.(length|size|window|limit)|(maximum|available) context|too long|max length|token limit"
+                      "|input length", re.I)
 secrets = set()  # API keys, which are never shown
 console = Console(stderr=True, markup=False, emoji=False, highlight=False)  # only answers go to stdout, for pipes
 SCREEN = sys.stdout.isatty()  # a person reads along: the answer is shown as Markdown, while it arrives
@@ -49,7 +52,7 @@ class Model:
         self.url = settings.get("OPENAI_BASE_URL", "https://api.openai.com/v1")
         self.key = settings.get("OPENAI_API_KEY", "none")  # a server of one's own may not ask for one
         self.window, self.debug, self.client = int(settings.get("CONTEXT_WINDOW", 64_000)), debug, None
-        self.time = time
+        self.time, self.usage, self.total = time, {}, Counter()  # tokens of the latest request, of all
         tools.demand(self.window >= 1000, f"a window of {self.window} tokens is too small")
         if not settings.keys() & {"OPENAI_API_KEY", "OPENAI_BASE_URL"}:
             self.name, self.url = "offline", offline.start(window=self.window)
@@ -63,15 +66,15 @@ class Model:
         http = openai.DefaultHttpxClient(trust_env=not re.match(r".*//(localhost|127\.[\d.]+|\[::1])(:|/|$)", self.url))
         return openai.OpenAI(api_key=self.key, base_url=self.url, max_retries=0, http_client=http)
 
-    def complete(self, messages: list[dict]) -> dict:
+    def complete(self, messages: list[dict], offered: list[dict]) -> dict:
         """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError."""
-        request = {"model": self.name, "messages": messages, "tools": [*map(tools.definition, tools.TOOLS.values())]}
+        request = {"model": self.name, "messages": messages} | ({"tools": offered} if offered else {})
         for attempt in range(1 + len(WAITS)):
             try:
                 self.client = self.client or self.connect()
                 return self.listen(request)
             except Exception as error:
-                if attempt == len(WAITS) or TOO_LONG.search(str(error)) or not models.is_passing(error):
+                if attempt == len(WAITS) or is_too_long(error) or not models.is_passing(error):
                     raise ModelError(self.explain(error)) from error
                 wait = models.asked_wait(error) or WAITS[attempt]
                 notice(f"{self.url}: {str(error)[:99]}; trying again in {wait:g} s ({attempt + 2} of {len(WAITS) + 1})")
@@ -79,14 +82,15 @@ class Model:
 
     def listen(self, request: dict) -> dict:
         """Show a reply while it arrives, and return it. One that breaks off is shown, but nothing comes of it."""
-        started, usage = time.monotonic(), None
+        started, usage = time.monotonic(), {}
         with Progress(self.name) as progress:
             for event in models.stream(self.client, request):
-                if event.kind in ("thinking", "text"):
+                if event.kind in ("thinking", "text") and "tools" in request:  # without them it is a summary
                     progress.add(event.kind, event.data)
                 elif event.kind == "usage":
                     usage = event.data
-        message = event.data
+        message, self.usage = event.data, usage
+        self.total.update(usage, requests=1)
         if self.debug:
             notice(json.dumps({"request": request, "reply": message, "usage": usage}, ensure_ascii=False, indent=1))
         if self.time:
@@ -102,12 +106,16 @@ class Model:
         status = 401 if isinstance(error, UnicodeError) else getattr(error, "status_code", None)  # an odd key
         text = " ".join(str(error.__cause__ or error).split())[:400]
         variables = [f"{name}, " for name in os.environ if re.fullmatch("(all|https?)_proxy|ssl_cert_file", name, re.I)]
-        advice = ("start a new conversation, or lower CONTEXT_WINDOW" if TOO_LONG.search(text) else
+        advice = ("start a new conversation, or lower CONTEXT_WINDOW" if is_too_long(error) else
                   f"the server asks to wait {wait:,.0f} s" if (wait := models.asked_wait(error)) else
                   "pip install -r requirements.txt" if isinstance(error, ImportError) else
                   f"check OPENAI_BASE_URL, {''.join(variables)}and the network" if status is None else
                   ADVICE.get(status, "check MODEL and OPENAI_BASE_URL"))
         return f"{self.name} at {self.url}: {text}; {advice}"
+
+
+def is_too_long(error: Exception) -> bool:
+    return getattr(error, "status_code", 400) < 429 and bool(TOO_LONG.search(str(error)))  # "took too long" is a 504
 
 
 def valid(message: dict, log: list[dict]) -> dict:
@@ -126,26 +134,62 @@ def valid(message: dict, log: list[dict]) -> dict:
 
 
 class Agent:
-    """A conversation with a model. `messages` is what the next request will send."""
+    """A conversation with a model. `log` is all that was said and done in it; `memory.view` makes requests of it."""
 
     def __init__(self, model: Model):
         self.model = model
-        self.messages = [{"role": "system", "content": SYSTEM.format(system=sys.platform, directory=os.getcwd())}]
+        self.begin()
+
+    def begin(self):
+        """Memory is read now and not again, so that all requests of a conversation start with the same bytes."""
+        system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + memory.remembered()
+        self.log, self.tools = [{"role": "system", "content": system}], [*map(tools.definition, tools.TOOLS.values())]
+        self.measured = 0, memory.size(self.tools)  # how much of the log the latest request had, and its tokens
 
     def turn(self, request: str) -> str:
         """Do what the user asks; returns the answer. Raises ModelError; Ctrl-C may end it at any moment."""
-        self.messages.append({"role": "user", "content": request})
+        if memory.estimate(request) > self.model.window // 3:
+            raise ModelError("the message is longer than a third of the window; put it into a file and name that")
+        tools.sources.clear()
+        self.log.append({"role": "user", "content": request})
         for _ in range(MAX_ROUNDS):
-            message = self.model.complete(self.messages)
+            message = self.ask()
             self.step(message)
             if not message.get("tool_calls"):
                 return message.get("content") or ""
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
+    def ask(self) -> dict:
+        if self.used() > memory.FULL * self.model.window:
+            self.compress()
+        sent, message = len(self.log), self.model.complete(memory.view(self.log, self.model.window), self.tools)
+        if count := self.model.usage.get("prompt_tokens"):
+            self.measured = sent, count
+        return message
+
+    def used(self) -> int:
+        """Tokens of the next request: the provider's count of the latest one, and an estimate of what came after it."""
+        sent, count = self.measured
+        return count + memory.size(memory.view(self.log[sent:], self.model.window))
+
+    def compress(self):
+        """make room: a summary takes the place of what happened"""
+        def summarise(request: str) -> str | None:
+            with suppress(ModelError):
+                return self.model.complete([{"role": "user", "content": request}], [])["content"]
+            notice("The model gave no summary; an excerpt takes its place.")
+        window, fixed = self.model.window, memory.size(self.tools)
+        self.measured = 0, fixed  # the count of what comes next must be an estimate, so this one is, too
+        before = self.used()
+        if record := memory.compress(self.log, window, min(before, window) // 2 - fixed, summarise):
+            self.log.append(record)
+        outcome = f"Compressed from about {before:,} to" if record else "Compressing would gain nothing:"
+        notice(f"{outcome} {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+
     def step(self, message: dict):
         """Run the message's tool calls. Whatever happens, it is kept together with exactly one result for each call:
         a provider refuses every later request of a conversation in which one is missing."""
-        kept, calls, results = valid(message, self.messages), message.get("tool_calls") or [], []
+        kept, calls, results = valid(message, self.log), message.get("tool_calls") or [], []
         if calls and kept["content"] and not SCREEN:
             notice(kept["content"])
         try:
@@ -153,8 +197,8 @@ class Agent:
                 results.append(run(call))
         finally:
             results += ["Error: interrupted by the user"] + ["Error: not run, the user interrupted"] * len(calls)
-            self.messages += [kept] + [
-                {"role": "tool", "tool_call_id": call["id"], "content": clip(result, self.model.window)}
+            self.log += [kept] + [
+                {"role": "tool", "tool_call_id": call["id"], "content": result}
                 for call, result in zip(kept.get("tool_calls", []), results)]
 
 
@@ -169,13 +213,6 @@ def run(call: dict) -> str:
     line = " ".join(f"● {name} {main} → {outcome}, {time.monotonic() - started:.1f} s".split())
     notice(line, "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
     return result
-
-
-def clip(result: str, window: int) -> str:
-    """A result as the model sees it: at most 30,000 characters and an eighth of the window, cut in the middle."""
-    half = min(30_000, len(result) * window // 2 // max(1, len(result.encode()))) // 2  # a token is about four bytes
-    cut = f"\n[… {len(result) - 2 * half:,} of {len(result):,} characters cut; to see them: offset, limit, grep …]\n"
-    return result[:half] + cut + result[-half:] if len(result) > 2 * half else result
 
 
 # ---- the screen ----
@@ -257,7 +294,7 @@ def ask(question: str):
 
 def help_(agent: Agent):
     """show these lines"""
-    notice("\n".join(f"{name:8}{function.__doc__}" for name, function in COMMANDS.items()))
+    notice("\n".join(f"{name:10}{function.__doc__}" for name, function in COMMANDS.items()))
 
 
 def tools_(agent: Agent):
@@ -265,12 +302,28 @@ def tools_(agent: Agent):
     notice("\n".join(f"{name:14}{tools.description(function)}" for name, function in tools.TOOLS.items()))
 
 
+def new(agent: Agent):
+    """start a new conversation"""
+    agent.begin()
+    notice("A new conversation.")
+
+
+def usage(agent: Agent):
+    """show how many tokens were sent, and how full the window is"""
+    total, used, window = agent.model.total, agent.used(), agent.model.window
+    share = 100 * total["cached_tokens"] // max(1, total["prompt_tokens"])
+    notice(f"{total['requests']} requests: {total['prompt_tokens']:,} tokens sent, {share} % of them from the cache; "
+           f"{total['completion_tokens']:,} received\n"
+           f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
+
+
 def quit_(agent: Agent):
     """leave, as Ctrl-D does"""
     raise EOFError
 
 
-COMMANDS = {"/help": help_, "/tools": tools_, "/quit": quit_}
+COMMANDS = {"/help": help_, "/tools": tools_, "/new": new, "/compact": Agent.compress, "/usage": usage,
+            "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:
@@ -294,7 +347,7 @@ def prompt(agent: Agent):
             import readline  # noqa: F401, gives input() its editing keys
     while interrupts < 2:
         try:
-            line, interrupts = input("> " * person).strip(), 0
+            line, interrupts = input(f"{100 * agent.used() // agent.model.window}% > " * person).strip(), 0
             if line in COMMANDS:
                 COMMANDS[line](agent)
             elif re.fullmatch(r"/\w+", line):
@@ -325,7 +378,8 @@ def main() -> int | None:
         sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
         settings = {key: text.strip() for source in sources for key, text in source.items() if text and text.strip()}
         tools.settings.update(settings)
-        secrets.update(value for name, value in settings.items() if "API_KEY" in name and len(value) > 7)
+        secrets.update(tools.keys())
+        memory.notice = notice
         agent = Agent(Model(settings, options.debug, options.time))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")

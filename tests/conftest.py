@@ -29,7 +29,7 @@ import offline  # noqa: E402
 
 import openai  # noqa: E402
 
-PROMPT = r"(^|[\r\n]|\x1b\[[?\d]*[a-zA-Z])> "    # on a line of its own; control sequences may come before it
+PROMPT = r"(^|[\r\n]|\x1b\[[?\d]*[a-zA-Z])\d+% > "    # on a line of its own; control sequences may come before it
 POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 
