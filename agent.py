@@ -25,7 +25,7 @@ import models
 import offline
 import tools
 
-VERSION = "v0.3"
+VERSION = "v0.4"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -137,12 +137,14 @@ class Agent:
     """A conversation with a model. `log` is all that was said and done in it; `memory.view` makes requests of it."""
 
     def __init__(self, model: Model):
-        self.model = model
+        self.model, self.sent = model, []  # the latest request: tools and messages
         self.begin()
 
     def begin(self):
         """Memory is read now and not again, so that all requests of a conversation start with the same bytes."""
-        system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + memory.remembered()
+        tools.active.clear()
+        system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
+        system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
         self.log, self.tools = [{"role": "system", "content": system}], [*map(tools.definition, tools.TOOLS.values())]
         self.measured = 0, memory.size(self.tools)  # how much of the log the latest request had, and its tokens
 
@@ -162,7 +164,9 @@ class Agent:
     def ask(self) -> dict:
         if self.used() > memory.FULL * self.model.window:
             self.compress()
-        sent, message = len(self.log), self.model.complete(memory.view(self.log, self.model.window), self.tools)
+        request = [self.tools, *memory.view(self.log, self.model.window)]
+        self.model.total["breaks"] += request[:len(self.sent)] != self.sent
+        self.sent, sent, message = request, len(self.log), self.model.complete(request[1:], self.tools)
         if count := self.model.usage.get("prompt_tokens"):
             self.measured = sent, count
         return message
@@ -183,6 +187,7 @@ class Agent:
         before = self.used()
         if record := memory.compress(self.log, window, min(before, window) // 2 - fixed, summarise):
             self.log.append(record)
+            tools.active = memory.active_skills(self.log)
         outcome = f"Compressed from about {before:,} to" if record else "Compressing would gain nothing:"
         notice(f"{outcome} {self.used():,} tokens, {100 * self.used() // window} % of the window.")
 
@@ -213,6 +218,28 @@ def run(call: dict) -> str:
     line = " ".join(f"● {name} {main} → {outcome}, {time.monotonic() - started:.1f} s".split())
     notice(line, "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
     return result
+
+
+def skill_index() -> str:
+    """A line for each skill. Only this is in the system prompt, which stays as it is whatever skills are activated."""
+    found, broken = tools.skills()
+    for path, problem in broken.items():
+        notice(f"Not a skill: {path}: {problem}")
+    return "\nSkills, see activate_skill:" + "".join(f"\n- {name} ({whose}): {description}"
+                                                    for name, (whose, description, _) in found.items())
+
+
+def conventions() -> str:
+    """The project's AGENTS.md, at most 8,000 characters of it."""
+    try:
+        text = tools.load(tools.inside("AGENTS.md"))[1]
+        text = text[:8000] + f"\n[only the first 8,000 of {len(text):,} characters]" * (len(text) > 8000)
+        return "\n" + tools.fenced("agents", "AGENTS.md, this project's conventions; the user's words count more", text)
+    except FileNotFoundError:
+        return ""
+    except (OSError, tools.ToolError) as error:
+        notice(f"AGENTS.md: {error}")
+        return ""
 
 
 # ---- the screen ----
@@ -299,7 +326,7 @@ def help_(agent: Agent):
 
 def tools_(agent: Agent):
     """show what the model can do"""
-    notice("\n".join(f"{name:14}{tools.description(function)}" for name, function in tools.TOOLS.items()))
+    notice("\n".join(f"{name:16}{tools.description(function)}" for name, function in tools.TOOLS.items()))
 
 
 def new(agent: Agent):
@@ -314,7 +341,16 @@ def usage(agent: Agent):
     share = 100 * total["cached_tokens"] // max(1, total["prompt_tokens"])
     notice(f"{total['requests']} requests: {total['prompt_tokens']:,} tokens sent, {share} % of them from the cache; "
            f"{total['completion_tokens']:,} received\n"
+           f"prefix breaks, requests that do not begin with the bytes of the one before: {total['breaks']}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
+
+
+def skills(agent: Agent):
+    """show the skills, and what is wrong with those that are none"""
+    found, broken = tools.skills()
+    notice("\n".join([*(f"{name} ({whose}{', active' * (name in tools.active)}): {description}"
+                        for name, (whose, description, _) in found.items()),
+                      *(f"Not a skill: {path}: {problem}" for path, problem in broken.items())]))
 
 
 def quit_(agent: Agent):
@@ -322,8 +358,8 @@ def quit_(agent: Agent):
     raise EOFError
 
 
-COMMANDS = {"/help": help_, "/tools": tools_, "/new": new, "/compact": Agent.compress, "/usage": usage,
-            "/quit": quit_}
+COMMANDS = {"/help": help_, "/tools": tools_, "/skills": skills, "/new": new,
+            "/compact": Agent.compress, "/usage": usage, "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:

@@ -71,24 +71,25 @@ def view(log: list[dict], window: int) -> list[dict]:
 
 
 def newest_record(log: list[dict]) -> dict:
-    nothing = {"start": 0, "end": 0, "content": "", "messages": []}
+    nothing = {"start": 0, "end": 0, "content": "", "messages": [], "quoted": []}
     return next((entry for entry in reversed(log) if entry["role"] == "record"), nothing)
 
 
 def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     """A record for the middle of a log, to bring the view down to `goal` tokens; None if it would not get shorter.
 
-    The first and the last messages stay, cut between steps only, and the record quotes what the user said between them.
+    The first and the last messages stay, cut between steps only; the record quotes the user and the skills between them.
     `summarise(request)` returns the model's text; if there is none, an excerpt of the log has to do.
     """
     earlier, limit = newest_record(log), window // 8  # tokens of a summary
     sizes = [0 if entry["role"] == "record" else size([shown(entry, window)]) for entry in log]
     steps = [n for n, entry in enumerate(log) if entry["role"] not in ("tool", "record")] + [len(log)]
     latest = max(n for n in steps[:-1] if log[n]["role"] == "user" or n == 0)
+    skills = skill_texts(log).values()
     for first, last in KEEP:
         start = earlier["start"] or min(n for n in steps if n >= min(first, len(log)))
         end = min(n for n in steps if n >= max(start, earlier["end"], len(log) - last))
-        said = [n for n in steps if start <= n < end and log[n]["role"] == "user" and n != latest]
+        said = [n for n in range(start, end) if log[n]["role"] == "user" and n != latest or n in skills]
         while sum(sizes[n] for n in said) > 2 * limit:
             del said[0]
         if sum(sizes[n] for n in [*range(start), *said, latest, *range(end, len(log))]) + limit <= goal:
@@ -101,13 +102,28 @@ def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     history += transcript(new, window // 2 - estimate(history))
     summary = cut(summarise(SUMMARISE.format(limit // 2) + tools.fenced("log", "data", history)) or history, limit)
     summary = f"{earlier['content'] * (not long)}\n\n{summary}".strip()
-    quotes = "".join(f"\n\n{log[n]['role']}, word for word: {log[n]['content']}" for n in said)
+    quotes = "".join(f"\n\n{log[n]['role']}, word for word: {shown(log[n], window)['content']}" for n in said)
     done = sum(len(entry.get("tool_calls", [])) for entry in log[latest:end])
     title = f"history, not a request; the user's latest message follows; tool calls done for it: {done}"
     text = tools.fenced("record", title, summary + quotes)
     messages = [{"role": "user", "content": text}] + [log[latest]] * (latest < end)
-    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages}
+    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said}
     return record if size(view([*log, record], window)) < size(view(log, window)) else None
+
+
+def skill_texts(log: list[dict]) -> dict[str, int]:
+    """Where in the log the newest text of each activated skill is."""
+    calls = {call["id"] for entry in log for call in entry.get("tool_calls", [])
+             if call["function"]["name"] == "activate_skill"}
+    return {entry["content"].split()[1]: n for n, entry in enumerate(log)
+            if entry.get("tool_call_id") in calls and entry["content"].startswith("<skill ")}
+
+
+def active_skills(log: list[dict]) -> set[str]:
+    """The skills whose text the model sees."""
+    record = newest_record(log)
+    return {name for name, n in skill_texts(log).items()
+            if n in record["quoted"] or not record["start"] <= n < record["end"]}
 
 
 def transcript(log: list[dict], limit: int) -> str:

@@ -19,6 +19,7 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 import pydantic
+import yaml
 from annotated_types import Ge, Interval, MinLen
 from pydantic_core import from_json
 
@@ -408,3 +409,58 @@ def current_time() -> str:
     """Date, time, time zone, weekday."""
     now = datetime.now().astimezone()
     return f"{now:%Y-%m-%d %H:%M:%S %Z} (UTC{now.isoformat()[-6:]}), {now:%A}"
+
+
+# ---- skills ----
+
+active = set()  # skills whose text is in the conversation; agent.py keeps it true
+
+
+def skills() -> tuple[dict[str, tuple[str, str, str]], dict[Path, Exception]]:
+    """The skills, name -> (whose, description, text), and what is wrong with others, by file.
+
+    A later one never replaces an earlier one of the same name: a project must not change what the user relies on.
+    """
+    found, broken = {}, {}
+    folders = {"shipped": Path(__file__).parent / "skills", "yours": Path.home() / ".rungs/skills",
+               "this project's": Path(".rungs/skills")}
+    for whose, folder in folders.items():
+        for path in sorted(folder.glob("*/SKILL.md")):
+            try:
+                name, description, text = read_skill(inside(path) if whose == "this project's" else path)
+                demand(name not in found, f"there is another skill {name}, which stays")
+                found[name] = whose, description, text
+            except (ToolError, OSError) as error:
+                broken[path] = error
+    return found, broken
+
+
+def read_skill(path: Path) -> tuple[str, str, str]:
+    """Name, description and whole text of a SKILL.md (agentskills.io): YAML between two lines "---", then Markdown."""
+    text = load(path)[1].replace("\r\n", "\n")
+    front = re.match(r"---[ \t]*\n(.*?)^---[ \t]*$", text, re.S | re.M)
+    demand(front, "it does not start with front matter: ---, name: ..., description: ..., ---")
+    # "description: Review: find bugs" is common and no YAML; as a folded text it is.
+    folded = re.sub(r"^([\w-]+):[ ]+(?![>|\"'&*{\[])(.*)$", r"\1: >-\n  \2", front[1].replace("\t", "  "), flags=re.M)
+    fields = None
+    for attempt in (front[1], folded):
+        with suppress(yaml.YAMLError, RecursionError):
+            fields = fields or yaml.load(attempt, yaml.BaseLoader)  # which leaves all values texts, also 123 and yes
+    demand(isinstance(fields, dict), "its front matter is not YAML with a name and a description")
+    name, description = fields.get("name"), fields.get("description")
+    demand(isinstance(name, str) and re.fullmatch(r"[\w-]{1,64}", name), "its name must be letters, digits and hyphens")
+    demand(isinstance(description, str) and description.strip(), "it has no description")
+    return name, " ".join(description.split())[:200], text
+
+
+@tool
+def activate_skill(name: Text) -> str:
+    """Read a skill, before the work that it is for."""
+    found, _ = skills()
+    demand(name in found, f"there is no skill {name!r}; there are {', '.join(found)}")
+    if name in active:
+        return f"{name} is active already"
+    active.add(name)
+    whose, _, text = found[name]
+    more = f"\n[only the first 20,000 of {len(text):,} characters]" * (len(text) > 20_000)
+    return fenced("skill", f"{name} ({whose})", text[:20_000] + more)

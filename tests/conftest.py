@@ -36,6 +36,8 @@ posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell
 compiled = tempfile.TemporaryDirectory()    # the program with its bytecode: compiling it for every test takes seconds
 for file in ROOT.glob("*.py"):
     shutil.copy(file, compiled.name)
+for folder in ROOT.glob("skills"):
+    shutil.copytree(folder, Path(compiled.name, "skills"))
 compileall.compile_dir(compiled.name, quiet=2)
 
 
