@@ -4,6 +4,7 @@ A turn is one request of the user. In it the model is asked again and again: whi
 run and their results go back to it; when it answers with plain text, the turn is done.
 """
 import argparse
+import glob
 import html
 import json
 import os
@@ -17,15 +18,17 @@ from contextlib import suppress
 from dotenv import dotenv_values
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
 
 import memory
 import models
 import offline
+import plan
 import tools
 
-VERSION = "v0.4"
+VERSION = "v0.5"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -145,7 +148,13 @@ class Agent:
         tools.active.clear()
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
-        self.log, self.tools = [{"role": "system", "content": system}], [*map(tools.definition, tools.TOOLS.values())]
+        self.log = [{"role": "system", "content": system}]
+        self.switch("normal")
+
+    def switch(self, mode: str):
+        """Offer the tools of a mode. The requests have other first bytes then: it costs the cache."""
+        tools.mode = mode
+        self.tools = [*map(tools.definition, tools.offered().values())]
         self.measured = 0, memory.size(self.tools)  # how much of the log the latest request had, and its tokens
 
     def turn(self, request: str) -> str:
@@ -153,11 +162,12 @@ class Agent:
         if memory.estimate(request) > self.model.window // 3:
             raise ModelError("the message is longer than a third of the window; put it into a file and name that")
         tools.sources.clear()
-        self.log.append({"role": "user", "content": request})
+        plan.proposed = plan.report = None
+        self.log.append({"role": "user", "content": request + plan.HINT * (tools.mode == "plan")})
         for _ in range(MAX_ROUNDS):
             message = self.ask()
             self.step(message)
-            if not message.get("tool_calls"):
+            if not message.get("tool_calls") or plan.proposed or plan.report:
                 return message.get("content") or ""
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
@@ -263,9 +273,11 @@ class Progress:
     def __exit__(self, *_):
         self.finish(self.text)
         self.live.stop()
+        Progress.current = None
 
     def __rich__(self):
-        self.spinner.update(text=Text(f"{self.name} {time.monotonic() - self.started:.0f} s"))
+        bar = plan.current.bar() if tools.mode == "execution" else ""
+        self.spinner.update(text=Text(f"{self.name} {time.monotonic() - self.started:.0f} s {bar}"))
         unfinished = tools.printable(self.text).splitlines()[-5:]
         return Group(Text("\n".join(unfinished), "dim"), self.spinner) if unfinished else self.spinner
 
@@ -306,16 +318,32 @@ def whole_blocks(text: str) -> str:
 
 def notice(text: str, style: str = "dim", **options):
     text = re.sub("|".join(map(re.escape, secrets)) or "(?!)", "***", text)
-    console.print(tools.printable(text), style=style, **({"soft_wrap": not console.is_terminal} | options))
+    options = {"style": style, "soft_wrap": not console.is_terminal} | options
+    for line in tools.printable(text).split("\n"):
+        console.print(indented(line) if console.is_terminal else line, **options)
+
+
+def indented(line: str) -> Padding:
+    """A line that, where it has to be wrapped, goes on below its first letter."""
+    return Padding.indent(Text(line.lstrip()), len(line) - len(line.lstrip()))
+
+
+def reply(question: str) -> str:
+    """What the user answers to a question."""
+    progress = Progress.current
+    if progress:
+        progress.live.stop()
+    console.print(tools.printable(question), style="bold", soft_wrap=True)
+    answer = input().strip()
+    if progress:
+        progress.__enter__()
+    return answer
 
 
 def ask(question: str):
     """Returns if the user allows it; otherwise raises ToolError, with the user's words for the model."""
     tools.demand(sys.stdin.isatty(), "the user is not here to allow it, and --yes was not given")
-    Progress.current.live.stop()
-    console.print(tools.printable(f"{question} [y/N, or say why not]"), style="bold", soft_wrap=True)
-    answer = input().strip()
-    Progress.current.__enter__()
+    answer = reply(f"{question} [y/N, or say why not]")
     tools.demand(answer.lower() in ("y", "yes"), f"the user said no. {answer}")
 
 
@@ -326,12 +354,13 @@ def help_(agent: Agent):
 
 def tools_(agent: Agent):
     """show what the model can do"""
-    notice("\n".join(f"{name:16}{tools.description(function)}" for name, function in tools.TOOLS.items()))
+    notice("\n".join(f"{name:16}{tools.description(function)}" for name, function in tools.offered().items()))
 
 
 def new(agent: Agent):
     """start a new conversation"""
     agent.begin()
+    plan.current = None
     notice("A new conversation.")
 
 
@@ -353,25 +382,87 @@ def skills(agent: Agent):
                       *(f"Not a skill: {path}: {problem}" for path, problem in broken.items())]))
 
 
+def plan_(agent: Agent):
+    """plan before anything is changed, as Shift+Tab does; or go on with a plan that was interrupted"""
+    if plan.current:
+        notice(str(plan.current))
+        one_turn(agent, "")
+    else:
+        agent.switch("normal" if tools.mode == "plan" else "plan")
+        notice(f"{tools.mode.capitalize()} mode.")
+
+
 def quit_(agent: Agent):
     """leave, as Ctrl-D does"""
     raise EOFError
 
 
-COMMANDS = {"/help": help_, "/tools": tools_, "/skills": skills, "/new": new,
+COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new,
             "/compact": Agent.compress, "/usage": usage, "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:
-    """A turn for a person; returns the exit code."""
+    """A turn for a person, or the rest of a plan if there is no request; returns the exit code."""
     try:
+        if not request:
+            return plan.execute(agent)
         answer = agent.turn(request)
-        if not SCREEN:
+        if answer and not SCREEN:
             print(tools.printable(answer), flush=True)
-        return 0
+        return review(agent) if tools.mode == "plan" else 0
     except (ModelError, OSError, KeyboardInterrupt) as error:
         notice(f"Error: {error}" if str(error) else "Interrupted.", "red")
         return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def review(agent: Agent) -> int:
+    """Show the plan that was handed in; the user accepts it, or wants changes, or cancels it."""
+    while draft := plan.proposed:
+        for line in tools.printable(str(draft)).splitlines():
+            page.print(indented(line)) if SCREEN else print(line, flush=True)
+        choice, wish = plan.choose("Carry out this plan? a = accept, e = edit, c = cancel", "accept", "edit", "cancel")
+        if choice == "accept":
+            return plan.start(agent, draft)
+        if choice == "cancel":
+            agent.log.append({"role": "user", "content": plan.CANCELLED + plan.HINT})
+            return 0
+        agent.turn(wish or reply("What should be different?"))
+    return 1 if plan.unattended else 0  # the model has handed in no plan
+
+
+def line_reader(agent: Agent):
+    """Returns a function that reads a line of the user; on a terminal with history, editing, pastes and completion."""
+    def meter() -> str:
+        return f"{tools.mode} " * (tools.mode != "normal") + f"{100 * agent.used() // agent.model.window}% > "
+    if not sys.stdin.isatty() or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return lambda: input(meter() * sys.stdin.isatty())
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer, Completion
+    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.key_binding import KeyBindings
+
+    class Names(Completer):
+        """Commands at the start of a line, paths everywhere."""
+
+        def get_completions(self, document, _):
+            word = document.get_word_before_cursor(WORD=True)
+            commands = [name for name in COMMANDS if name.startswith(word) and document.text == word]
+            for name in commands or sorted(glob.glob(glob.escape(word) + "*")):
+                yield Completion(name + "/" * os.path.isdir(name), -len(word))
+
+    keys, drafts = KeyBindings(), []
+
+    @keys.add("s-tab")
+    def _(event):
+        drafts.append(event.current_buffer.text)
+        event.app.exit(result="/plan")
+
+    file = memory.file_of("project").with_name("history")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    history = FileHistory(file) if os.access(file.parent, os.W_OK) else None
+    session = PromptSession(history=history, completer=Names(), complete_while_typing=False, key_bindings=keys)
+    return lambda: session.prompt(meter, default=drafts.pop() if drafts else "")
 
 
 def prompt(agent: Agent):
@@ -379,11 +470,10 @@ def prompt(agent: Agent):
     person, interrupts = sys.stdin.isatty(), 0
     if person:
         notice(f"Rungs {VERSION} · {agent.model.name} · {os.getcwd()}\n/help shows the commands, Ctrl-C stops a turn.")
-        with suppress(ImportError):
-            import readline  # noqa: F401, gives input() its editing keys
+    read = line_reader(agent)
     while interrupts < 2:
         try:
-            line, interrupts = input(f"{100 * agent.used() // agent.model.window}% > " * person).strip(), 0
+            line, interrupts = read().strip(), 0
             if line in COMMANDS:
                 COMMANDS[line](agent)
             elif re.fullmatch(r"/\w+", line):
@@ -402,6 +492,7 @@ def main() -> int | None:
     parser.add_argument("-p", metavar="TASK", help="do one task and exit: 0 done, 1 failed, 130 interrupted")
     parser.add_argument("--dir", default=".", help="the directory to work in")
     parser.add_argument("--yes", action="store_true", help="allow commands and writes without asking")
+    parser.add_argument("--plan", action="store_true", help="plan first; with -p: show the plan, --yes carries it out")
     parser.add_argument("--debug", action="store_true", help="show requests and replies")
     parser.add_argument("--time", action="store_true", help="show how long each request took, and its tokens")
     parser.add_argument("--version", action="version", version=VERSION)
@@ -419,6 +510,8 @@ def main() -> int | None:
         agent = Agent(Model(settings, options.debug, options.time))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")
+    agent.switch("plan" if options.plan else "normal")
+    plan.ask, plan.unattended = reply, "" if options.p is None else "accept" if options.yes else "cancel"
     tools.ask = (lambda question: None) if options.yes else ask
     return prompt(agent) if options.p is None else one_turn(agent, options.p)
 

@@ -29,7 +29,7 @@ import offline  # noqa: E402
 
 import openai  # noqa: E402
 
-PROMPT = r"(^|[\r\n]|\x1b\[[?\d]*[a-zA-Z])\d+% > "    # on a line of its own; control sequences may come before it
+PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(plan )?\d+% >"    # a fresh one: pastes are marked from there on
 POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 
@@ -124,6 +124,13 @@ def results(request):
     return [message["content"] for message in request.body["messages"] if message["role"] == "tool"]
 
 
+def snapshot(folder):
+    """All that is below a folder: names, kinds and modes, and the bytes or where a link leads."""
+    def inside(path):
+        return os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return {path.relative_to(folder).as_posix(): (path.lstat().st_mode, inside(path)) for path in folder.rglob("*")}
+
+
 def wait_until(condition, seconds=30):
     for _ in range(20 * seconds):
         if condition():
@@ -182,7 +189,8 @@ class Agent:
         shutil.copytree(compiled.name, self.program)    # a copy, so that your own .env plays no part
         ours = re.compile(r".*API_KEY.*|OPENAI_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*|WEB_.*|TZ", re.IGNORECASE)
         self.env = {name: value for name, value in os.environ.items() if not ours.match(name)}
-        self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm"}
+        self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm",
+                     "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.encoding = "utf-8"             # of the console
         self.options = {}                   # of the server
         self.children = []

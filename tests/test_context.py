@@ -28,7 +28,8 @@ def talk(model, monkeypatch, tmp_path):
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(program, "WAITS", [])
-    monkeypatch.setitem(tools.TOOLS, "noise", noise)
+    monkeypatch.setattr(tools, "TOOLS", dict(tools.TOOLS))
+    tools.tool(noise)
 
     def start(script, window=8_000, **options):
         server = model(script, window=window, **options)
@@ -365,7 +366,7 @@ def test_interrupting_a_summary_leaves_all_as_it_was(agent):
         return {"text": "S", "delay": 5}
 
     def meter():
-        return int(re.search(r"(\d+)% > ", child.after)[1])
+        return int(re.search(r"(\d+)% >", child.after)[1])
 
     child, server = agent.prompt(["word " * 900, slow, "here", "word\n" * 2_000, slow, "S", "still here"])
     meters = [meter()]

@@ -96,7 +96,7 @@ def typed(kind, body, **headers):
 def test_the_tools_stand_after_the_five(agent):
     run = agent.task(["ok"])
     names = [tool["function"]["name"] for tool in run.requests[0].body["tools"]]
-    assert names[5:8] == ["web_search", "web_read", "current_time"]
+    assert names[6:9] == ["web_search", "web_read", "current_time"]
 
 
 def test_current_time(agent):
