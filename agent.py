@@ -28,7 +28,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.5"
+VERSION = "v0.6"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -172,8 +172,7 @@ class Agent:
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
     def ask(self) -> dict:
-        if self.used() > memory.FULL * self.model.window:
-            self.compress()
+        self.make_room()
         request = [self.tools, *memory.view(self.log, self.model.window)]
         self.model.total["breaks"] += request[:len(self.sent)] != self.sent
         self.sent, sent, message = request, len(self.log), self.model.complete(request[1:], self.tools)
@@ -185,6 +184,19 @@ class Agent:
         """Tokens of the next request: the provider's count of the latest one, and an estimate of what came after it."""
         sent, count = self.measured
         return count + memory.size(memory.view(self.log[sent:], self.model.window))
+
+    def make_room(self):
+        """Facts before summaries: a summary costs a request, and is less exact."""
+        window, fixed, before = self.model.window, memory.size(self.tools), self.used()
+        mask = memory.mask(self.log, window, fixed, before > memory.FULL * window)
+        if mask:
+            self.measured = 0, fixed  # what comes next can only be estimated, so what was before is, too
+            before = self.used()
+            self.log.append(mask)
+            notice(f"Archived {mask['new']} result{'s' * (mask['new'] != 1)}: from about {before:,} "
+                   f"to {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+        if self.used() > (memory.ENOUGH if mask else memory.FULL) * window:
+            self.compress()
 
     def compress(self):
         """make room: a summary takes the place of what happened"""
@@ -211,22 +223,20 @@ class Agent:
             for call in calls:
                 results.append(run(call))
         finally:
-            results += ["Error: interrupted by the user"] + ["Error: not run, the user interrupted"] * len(calls)
-            self.log += [kept] + [
-                {"role": "tool", "tool_call_id": call["id"], "content": result}
-                for call, result in zip(kept.get("tool_calls", []), results)]
+            results += map(tools.Failure, ["Error: interrupted by the user"]
+                           + ["Error: not run, the user interrupted"] * len(calls))
+            self.log.append(kept)
+            for call, text in zip(kept.get("tool_calls", []), results):
+                self.log.append(memory.result(self.log, call, text, self.model.window))
 
 
 def run(call: dict) -> str:
-    """Do a tool call and show it in one line: name, main argument, outcome."""
+    """Do a tool call and show its fact."""
     name, arguments, started = call["function"].get("name") or "", call["function"].get("arguments"), time.monotonic()
     with Progress(name):
         result = tools.run(name, arguments)
-    first, _, rest = result.partition("\n")
-    outcome = first if not rest else f"{first}, " * (name == "terminal") + tools.count_lines(result)
-    main = str(next(iter((tools.parse(arguments) or {}).values()), ""))[:max(10, console.width - 45)]
-    line = " ".join(f"● {name} {main} → {outcome}, {time.monotonic() - started:.1f} s".split())
-    notice(line, "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
+    line = memory.fact(name, arguments, result).line(console.width - 10)
+    notice(f"● {line}, {time.monotonic() - started:.1f} s", "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
     return result
 
 

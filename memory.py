@@ -1,7 +1,8 @@
 """Memory: what the model sees of a conversation, and what it keeps for the next one.
 
-The log of a conversation only grows, and nothing in it is ever rewritten. What is sent is a view of it: when the window
-is nearly full, a record of what happened stands in the place of the middle.
+The log of a conversation only grows, and nothing in it is ever rewritten. What is sent is a view of it: rules make a
+line of each tool call, its fact, which takes the place of its result when that is old; and when the window is nearly
+full all the same, a record of what happened stands in the place of the middle.
 """
 import hashlib
 import json
@@ -10,6 +11,7 @@ import re
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -18,7 +20,11 @@ from filelock import FileLock
 
 import tools
 
-FULL = 0.95  # of the window: then the log is compressed
+FULL = 0.95  # of the window: then room must be made
+ENOUGH = 0.6  # of the window: what archiving must bring it down to, or a summary follows
+OLD = 0.25  # of the window: old results that take more are archived, all at once
+RECENT = (4, 2, 1)  # steps whose results are not old; fewer if they are too long
+MARKS = ("record", "mask")  # entries of the log that are not sent: they say how others are shown
 KEEP = [(3, 20), (3, 10), (3, 4), (1, 4), (1, 1)]  # first and last messages that stay; fewer if they are too long
 NOTES = 2000  # characters of notes in the system prompt
 HEADINGS = "\n## Goal\n## Done\n## Current state\n## Decisions\n## Exact values\n## Preferences\n"
@@ -56,34 +62,74 @@ def cut(text: str, limit: int, most: int = 10**9, hint: str = "") -> str:
     return text[:half] + middle + text[len(text) - half:] if 2 * half < len(text) else text
 
 
-def shown(message: dict, window: int) -> dict:
-    """A message as the model sees it: of a result, at most 30,000 characters and an eighth of the window."""
+def result(log: list[dict], call: dict, text: str, window: int) -> dict:
+    """The log's entry for a call's result: the whole text, its number and its fact. `gain` is what archiving it would
+    save, in tokens."""
+    about = fact(call["function"]["name"], call["function"]["arguments"], text)
+    entry = {"role": "tool", "tool_call_id": call["id"], "content": text, "fact": about,
+             "id": f"r{1 + sum(other['role'] == 'tool' for other in log)}"}
+    return entry | {"gain": size([shown(entry, window)]) - size([shown(entry, window, archived=True)])}
+
+
+def shown(message: dict, window: int, archived: bool = False) -> dict:
+    """A message as the model sees it. A result begins with its fact, and if that does not say it all, at most 30,000
+    characters and an eighth of the window follow, or nothing if it is archived."""
     if message["role"] != "tool":
         return message
-    return message | {"content": cut(message["content"], window // 8, 30_000, "; to see them: offset, limit, grep")}
+    text = "[archived] " * archived + told(message)
+    if not archived and not message["fact"].says_all():
+        text += "\n" + cut(message["content"], window // 8, 30_000, "; to see them: offset, limit, grep")
+    return {"role": "tool", "tool_call_id": message["tool_call_id"], "content": text}
+
+
+def told(result: dict) -> str:
+    return f"[{result['id']}] {result['fact'].line()}"
 
 
 def view(log: list[dict], window: int) -> list[dict]:
-    """What is sent: the log, with the newest record in the place of what it covers, and with long results cut."""
-    record = newest_record(log)
-    log = log[:record["start"]] + record["messages"] + log[record["end"]:]
-    return [shown(message, window) for message in log if message["role"] != "record"]
+    """What is sent: the log, with the newest record in the place of what it covers, with old results as their facts and
+    long ones cut."""
+    record, archived = newest(log, "record"), newest(log, "mask")["archived"]
+
+    def part(start: int, end: int) -> list[dict]:
+        return [shown(log[n], window, n in archived) for n in range(start, end) if log[n]["role"] not in MARKS]
+    return part(0, record["start"]) + record["messages"] + part(record["end"], len(log))
 
 
-def newest_record(log: list[dict]) -> dict:
-    nothing = {"start": 0, "end": 0, "content": "", "messages": [], "quoted": []}
-    return next((entry for entry in reversed(log) if entry["role"] == "record"), nothing)
+def newest(log: list[dict], mark: str) -> dict:
+    nothing = {"start": 0, "end": 0, "content": "", "messages": [], "quoted": [], "archived": set()}
+    return next((entry for entry in reversed(log) if entry["role"] == mark), nothing)
+
+
+def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
+    """Archive all old results, once they take a quarter of the window or it is full; None if it is not time.
+
+    Seldom and all at once: each time, what follows the first changed message must be sent anew, at the full price.
+    `fixed` is what else is in the window, in tokens. The mask also says how many results are `new` in it.
+    """
+    record, known = newest(log, "record"), newest(log, "mask")["archived"]
+    passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
+    steps = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
+    results = [n for n, entry in enumerate(log) if entry.get("gain", 0) > 0 and n not in passed_over]
+    for recent in RECENT:
+        old = {n for n in results if n < [0, *steps][-recent:][0]}
+        new = {"role": "mask", "archived": known | old, "new": len(old)}
+        if not full and recent == RECENT[0] and sum(log[n]["gain"] for n in old) < OLD * window:
+            return None
+        if fixed + size(view([*log, new], window)) <= ENOUGH * window:
+            break
+    return new if old else None
 
 
 def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     """A record for the middle of a log, to bring the view down to `goal` tokens; None if it would not get shorter.
 
-    The first and the last messages stay, cut between steps only; the record quotes the user and the skills between them.
+    The first and last messages stay, cut between steps only; the record quotes the user and the skills between them.
     `summarise(request)` returns the model's text; if there is none, an excerpt of the log has to do.
     """
-    earlier, limit = newest_record(log), window // 8  # tokens of a summary
-    sizes = [0 if entry["role"] == "record" else size([shown(entry, window)]) for entry in log]
-    steps = [n for n, entry in enumerate(log) if entry["role"] not in ("tool", "record")] + [len(log)]
+    earlier, archived, limit = newest(log, "record"), newest(log, "mask")["archived"], window // 8  # of a summary
+    sizes = [0 if one["role"] in MARKS else size([shown(one, window, n in archived)]) for n, one in enumerate(log)]
+    steps = [n for n, entry in enumerate(log) if entry["role"] not in ("tool", *MARKS)] + [len(log)]
     latest = max(n for n in steps[:-1] if log[n]["role"] == "user" or n == 0)
     skills = skill_texts(log).values()
     for first, last in KEEP:
@@ -95,7 +141,8 @@ def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
         if sum(sizes[n] for n in [*range(start), *said, latest, *range(end, len(log))]) + limit <= goal:
             break
     # A short summary of earlier stays as it is, for it would fade with each retelling; a long one is summarised again.
-    long, new = estimate(earlier["content"]) > limit, log[max(start, earlier["end"]):end]
+    new = [entry for entry in log[max(start, earlier["end"]):end] if entry["role"] not in MARKS]
+    long = estimate(earlier["content"]) > limit
     if not new:
         return None
     history = earlier["content"] * long + "\n"
@@ -121,17 +168,143 @@ def skill_texts(log: list[dict]) -> dict[str, int]:
 
 def active_skills(log: list[dict]) -> set[str]:
     """The skills whose text the model sees."""
-    record = newest_record(log)
+    record = newest(log, "record")
     return {name for name, n in skill_texts(log).items()
             if n in record["quoted"] or not record["start"] <= n < record["end"]}
 
 
 def transcript(log: list[dict], limit: int) -> str:
-    """A log as text of at most `limit` tokens, each entry with an equal share of them; a longer one loses its middle."""
-    def told(entry: dict) -> str:
+    """A log as text of at most `limit` tokens, each entry with an equal share; a longer one loses its middle."""
+    def lines(entry: dict) -> str:
         calls = [call["function"] for call in entry.get("tool_calls", [])]
-        return "\n  ".join([*entry["content"].splitlines(), *(f"{one['name']}({one['arguments']})" for one in calls)])
-    return cut("\n".join(f"{entry['role']}: {cut(told(entry), max(25, limit // len(log)))}" for entry in log), limit)
+        return "\n  ".join([*([told(entry)] if "fact" in entry else []), *entry["content"].splitlines(),
+                            *(f"{one['name']}({one['arguments']})" for one in calls)])
+    return cut("\n".join(f"{entry['role']}: {cut(lines(entry), max(25, limit // len(log)))}" for entry in log), limit)
+
+
+# ---- facts ----
+
+@dataclass(frozen=True)
+class Fact:
+    """What a tool call did. `target`: the file, command or question; `outcome`: how it went, in our own words;
+    `detail`: a little of the result itself. `whole`: outcome and detail are all of it."""
+    tool: str
+    target: str
+    outcome: str
+    detail: str = ""
+    whole: bool = False
+    failed: bool = False
+
+    @lru_cache(maxsize=4096)
+    def line(self, room: int = 140) -> str:
+        """In at most so many characters: 160 with the marks before it. The detail gives way before the target."""
+        tool, outcome = shorten(self.tool, 40), shorten(self.outcome, 60)
+        room -= len(f"{tool}  {outcome}")
+        target = shorten(self.target, max(room - min(len(shorten(self.detail, 50)) + 2, 50), room // 2))
+        detail = shorten(self.detail, room - len(target) - 2)
+        line = " ".join(filter(None, [tool, target, outcome]))
+        return line + (": "[outcome == "→":] + detail) * (detail not in ("", "…"))
+
+    def says_all(self) -> bool:
+        return self.whole and self.line().endswith(self.detail)
+
+
+def shorten(text: str, room: int) -> str:
+    """A text as one line that is safe to show, if need be without its middle."""
+    text = str(text) if len(str(text)) < 1000 else f"{str(text)[:500]}…{str(text)[-500:]}"
+    text, end = tools.printable(" ".join(tools.ESCAPES.sub("", text).split())), max(room, 0) // 3
+    return text if len(text) <= room else text[:max(room - end - 1, 0)] + "…" * (room > 0) + text[len(text) - end:]
+
+
+def fact(tool: str, arguments: str, result: str) -> Fact:
+    """The fact of a call, by rules: no model is asked. `arguments` is JSON text. Takes any text, and time for it in
+    proportion to its size."""
+    values = tools.parse(arguments) or {}
+    if isinstance(result, tools.Failure):
+        return Fact(tool, any_tool(values, "")[0], "→ FAIL", result.removeprefix("Error: "), True, True)
+    with suppress(KeyError, TypeError, AttributeError):  # where arguments are missing or wrong, the tool was not run
+        return Fact(tool, *RULES.get(tool, any_tool)(values, result))
+    return Fact(tool, *any_tool(values, result))
+
+
+def any_tool(values: dict, result: str) -> tuple:
+    first = result[:1000].strip().partition("\n")[0]
+    target = str(next((values[name] for name in ("path", "command", "query", "url", *values) if name in values), ""))
+    return target, "→" if result == first else f"→ {tools.count_lines(result)}", first, result == first
+
+
+def reading(values: dict, result: str) -> tuple:
+    first, own = values.get("offset") or 1, re.match(r"\[encoding: \w+\]\n|\[empty file\]\Z", result)  # a line of the tool's
+    more = re.search(r"\n\[lines \d+-(\d+) of (\d+); go on with offset=\d+\]\Z", result[-100:])
+    last, total = map(int, more.groups()) if more else [first + result.count("\n") - bool(own)] * 2
+    lines = tools.count_lines("\n" * total) if (first, last) == (1, total) else f"lines {first}-{last} of {total}"
+    return values["path"], f"({', '.join(filter(None, [lines, language(values['path'])]))})"
+
+
+@lru_cache(maxsize=4096)
+def language(path: str) -> str:
+    from pygments.lexers import find_lexer_class_for_filename
+
+    lexer = find_lexer_class_for_filename(os.path.basename(path))
+    return lexer.name[:20] if lexer and lexer.name != "Text only" else ""
+
+
+def writing(values: dict, result: str) -> tuple:
+    verb, where = re.match(r"(\w+) .*(\(.*\))\Z", result, re.S).groups()
+    return values["path"], f"→ {verb} {where}", "", True
+
+
+def searching(values: dict, result: str) -> tuple:
+    places = [] if result == "[no match]" else re.findall(r"^(.{1,200}?:\d+): ", result[:100_000], re.M)
+    found = f"{len(places)}{'+' * result.endswith('fewer files]')} match{'es' * (len(places) != 1)}"
+    return f'"{values["pattern"]}" in {values.get("path") or "."}', f"→ {found}", ", ".join(places[:5])
+
+
+def running(values: dict, result: str) -> tuple:
+    status, _, output = result.partition("\n")
+    failed, (counts, names) = status != "exit 0", test_run(output[-10_000:])
+    said = ["FAIL " * failed + re.sub(" and was stopped.*", "", status), tools.count_lines(output), *counts]
+    last = output[-1000:].rstrip().rpartition("\n")[2]
+    return values["command"], f"→ {', '.join(said)}", ", ".join(names) or last * (not counts), False, failed
+
+
+# What test runners print: lines with the numbers, and lines with the name of a test that failed. In this order: pytest,
+# unittest, jest and vitest, cargo test, go test.
+RUNNERS = [
+    (r"^(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s", r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$"),
+    (r"^(Ran \d+ tests? in .*\n\s*(?:OK|FAILED).*)", r"^(?:FAIL|ERROR): (\S+)"),
+    (r"^ *Tests:? +(\d+ .*)", r"^ *(?:● +(?!Console$)|(?:×|FAIL) +(?=.* > ))(\S.*)"),
+    (r"^test result: \w+\. (.*)", r"^test (.+?)(?: - should panic)? \.\.\. FAILED"),
+    (r"^ *--- ((?:PASS|FAIL): )|^(?:ok|FAIL)\s+\S+\s+[\d.(]", r"^ *--- FAIL: (\S+)"),
+]
+
+
+def test_run(output: str) -> tuple[list[str], list[str]]:
+    """The numbers in the output of a test run, as ["2 failed", "30 passed"], and the first names of what failed."""
+    for numbers, failing in RUNNERS:
+        if found := re.findall(numbers, output, re.M):
+            text = re.sub(r"(?<!expected )(?:failures|errors)=(\d+)|(\d+) error", r"\1\2 failed", "\n".join(found))
+            failed = sum(map(int, re.findall(r"(\d+) failed", text))) + text.count("FAIL: ")
+            passed = sum(map(int, re.findall(r"(\d+) passed", text))) + text.count("PASS: ")
+            for ran in re.findall(r"^Ran (\d+)", text):  # unittest tells all, and those that were not passed
+                passed = int(ran) - failed - sum(map(int, re.findall(r"=(\d+)", text)))
+            names = list(dict.fromkeys(name[:80] for name in re.findall(failing, output, re.M)))
+            return [f"{failed} failed"] * bool(failed) + [f"{passed} passed"] * bool(passed), names[:3]
+    return [], []
+
+
+def web_searching(values: dict, result: str) -> tuple:
+    hosts = re.findall(r"^\d+\. .*\nhttps?://([^/\s]+)", result[:100_000], re.M)  # titles are foreign words
+    return f'"{values["query"]}"', f"→ {len(hosts)} result{'s' * (len(hosts) != 1)}", ", ".join(dict.fromkeys(hosts))
+
+
+def web_reading(values: dict, result: str) -> tuple:
+    pages = re.findall(r"\n\[(page \d+ of \d+)", result[-100:])
+    return values["url"], ", ".join(["→ " + tools.count_lines(result.partition("\n")[2].rpartition("\n")[0]), *pages])
+
+
+RULES = {"read_file": reading, "write_file": writing, "edit_file": writing, "search_files": searching,
+         "terminal": running, "web_search": web_searching, "web_read": web_reading}  # clarify: any_tool
 
 
 # ---- what it keeps ----

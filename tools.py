@@ -36,6 +36,10 @@ class ToolError(Exception):
     """What the model is told when a call cannot be done: the reason, and what to do instead."""
 
 
+class Failure(str):
+    """The result of a call that failed. A file may begin with "Error: ", too, but it is no Failure."""
+
+
 def demand(condition, otherwise: str):
     if not condition:
         raise ToolError(otherwise)
@@ -94,10 +98,10 @@ def run(name: str, arguments: str) -> str:
         return result.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")  # stray bytes as \xNN
     except pydantic.ValidationError as error:
         problems = "; ".join(" ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in error.errors())
-        return f"Error: bad arguments: {problems}. {usage}"
+        return Failure(f"Error: bad arguments: {problems}. {usage}")
     except Exception as error:
         kind = "" if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: "
-        return f"Error: {kind}{error}"
+        return Failure(f"Error: {kind}{error}")
 
 
 def parse(arguments: str | None) -> dict | None:

@@ -121,7 +121,16 @@ class Run:
 
 
 def results(request):
-    return [message["content"] for message in request.body["messages"] if message["role"] == "tool"]
+    """What the tools returned, without the fact before it; where the fact says it all, as the tool put it."""
+    return [as_returned(message["content"]) for message in request.body["messages"] if message["role"] == "tool"]
+
+
+def as_returned(content):
+    fact, newline, text = content.partition("\n")
+    said = re.fullmatch(r"(?s)\[r\d+\] \w+ (?:(.*) )?→ (FAIL: |(?:created|replaced|edited) (?=\())?(.*)", fact)
+    if newline:
+        return text
+    return "Error: " + said[3] if said[2] == "FAIL: " else f"{said[2]}{said[1]} {said[3]}" if said[2] else said[3]
 
 
 def snapshot(folder):

@@ -4,7 +4,7 @@ import time
 import signal
 
 import pytest
-from conftest import PROMPT, call, posix_only, refused, step
+from conftest import PROMPT, call, posix_only, refused, results, step
 
 READ = step(call("read_file", path="a.txt"))
 
@@ -16,8 +16,8 @@ def test_the_answer_alone_goes_to_stdout(agent):
     run = agent.task([READ, step(call("no_such_tool")), "It says alpha."])
     assert (run.code, run.out) == (0, "It says alpha.\n")
     good, bad = run.err.splitlines()
-    assert re.match(r"● read_file a\.txt → .+", good) and "Error" not in good
-    assert re.match(r"● no_such_tool .*→ .*Error", bad)
+    assert re.match(r"● read_file a\.txt \(1 line\), ", good)
+    assert re.match(r"● no_such_tool .*→ FAIL: there is no tool", bad)
 
 
 def test_piped_lines_are_turns(agent):
@@ -69,7 +69,7 @@ def test_a_session_at_the_prompt(agent, columns):
     child, server = agent.prompt([READ, "It says [/alpha] 完成.", "two"], columns=columns)
     assert "some-model" in child.before and agent.folder.name in child.before
     child.sendline("go 看看")
-    child.expect(r"● read_file a\.txt → ")
+    child.expect(r"● read_file a\.txt \(")
     child.expect_exact("It says [/alpha] 完成.")
     child.expect(PROMPT)
     child.sendline("")                  # an empty line is no turn
@@ -305,9 +305,9 @@ def test_square_brackets_are_text(agent):
     run = agent.run([step(call("list_dir"), call("read_file", path="[red]a.txt"), call("[/]", **{"[/x]": "[/y]"}),
                                      call("read_file", path="[/z]")), MARKUP, "ok"], input="[/] hello\nmore\n")
     assert (run.code, run.out) == (0, MARKUP + "\nok\n")
-    assert "● read_file [red]a.txt → " in run.err and "[/z]" in run.err
+    assert "● read_file [red]a.txt (1 line)" in run.err and "[/z]" in run.err
     sent = [message["content"] for message in run.requests[-1].body["messages"]]
-    assert MARKUP in sent and "[/] hello" in sent and "[/i] done [bold]loud" in sent
+    assert MARKUP in sent and "[/] hello" in sent and "[/i] done [bold]loud" in run.results
 
 
 ESCAPES = ["\x1b[2J", "\x1b]0;owned\x07", "\x1b]52;c;aGk=\x07", "\x9b31m", "\r", "\x08", "\u202e"]
@@ -340,7 +340,7 @@ def test_a_console_that_cannot_show_everything(agent, encoding):
     assert run.code == 0 and run.out.endswith("end\nok\n") and len(run.out.splitlines()) == 2
     assert ("完成" in run.out) == (encoding == "gbk")
     sent = run.requests[-1].body["messages"]
-    assert sent[-2]["content"] == text and sent[3]["content"] == text[:10]
+    assert sent[-2]["content"] == text and results(run.requests[-1]) == [text[:10]]
     assert refused(run.requests) == []
 
 

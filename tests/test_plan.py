@@ -160,7 +160,7 @@ def test_a_tool_that_was_not_offered_does_not_run_and_ends_nothing(agent, mode):
     run = agent.task([step(*calls), "ok"], "--yes", *["--plan"] * (mode == "plan"))
     answers = [message for message in run.requests[1].body["messages"] if message["role"] == "tool"]
     assert run.out == "ok\n" and [answer["tool_call_id"] for answer in answers] == ["c1", "c2", "c3", "c4", "c5"]
-    write, create, read, *unknown = (answer["content"] for answer in answers)
+    write, create, read, *unknown = run.results
     assert read == "the text" and not (agent.folder / "y.txt").exists()
     assert (agent.folder / "x.txt").exists() == (not write.startswith("Error: ")) == (mode == "normal")
     for error in [create, *unknown] + [write] * (mode == "plan"):

@@ -256,7 +256,7 @@ def test_the_spinner_shows_a_name_as_it_is(agent):
     """MODEL and the names of tools are foreign text, too; in a tool's name "[/]" would be markup that ends nothing."""
     agent.env["MODEL"] = "[/i] a [bold]model"
     text = plain(screen(at_terminal(agent, [step(call("[/] tool [red]", path="x")), {"text": "ok", "delay": 0.5}])))
-    assert "ok" in text and "[/i] a [bold]model" in text and "● [/] tool [red] x → Error" in text
+    assert "ok" in text and "[/i] a [bold]model" in text and "● [/] tool [red] x → FAIL: there" in text
 
 
 @posix_only
@@ -305,7 +305,7 @@ def test_a_spinner_counts_the_seconds_of_model_and_tools(agent):
     child.sendline("go")
     second = r"\b1(\.\d)? ?s\b"
     assert child.expect([second, "●"]) == 0
-    child.expect(r"● terminal sleep 1\.4 → exit 0, [\d.]+ s")
+    child.expect(r"● terminal sleep 1\.4 → exit 0, 0 lines, [\d.]+ s")
     assert child.expect([second, "done"]) == 0
     child.expect("done")
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import offline
 import pytest
-from conftest import POSIX, Agent, call, posix_only, refused, wait_until
+from conftest import POSIX, Agent, call, posix_only, refused, results, wait_until
 
 
 class Site(ThreadingHTTPServer):
@@ -479,7 +479,7 @@ def test_a_proxy_that_cannot_work_is_named(agent, internet):
     for settings, (child, server) in zip(PROXIES, runs, strict=True):
         out, err = child.communicate(timeout=60)
         assert out == "done\n", err
-        assert re.match(f"Error: .*{[*settings][0]}", server.requests[1].body["messages"][-1]["content"]), settings
+        assert re.match(f"Error: .*{[*settings][0]}", results(server.requests[1])[0]), settings
 
 
 def test_a_proxy_that_works_is_used_and_opens_no_private_door(agent, internet, site):
@@ -501,4 +501,4 @@ def test_a_slow_search_has_a_deadline(slow_search):
     child, server = slow_search
     out, err = child.communicate(timeout=30)
     assert (child.returncode, out, refused(server.requests)) == (0, "done\n", []), err
-    assert re.match("Error: .*DDGS_PROXY", server.requests[1].body["messages"][-1]["content"])
+    assert re.match("Error: .*DDGS_PROXY", results(server.requests[1])[0])
