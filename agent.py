@@ -28,7 +28,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.6"
+VERSION = "v0.7"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -381,6 +381,7 @@ def usage(agent: Agent):
     notice(f"{total['requests']} requests: {total['prompt_tokens']:,} tokens sent, {share} % of them from the cache; "
            f"{total['completion_tokens']:,} received\n"
            f"prefix breaks, requests that do not begin with the bytes of the one before: {total['breaks']}\n"
+           f"phase of the task: {memory.phase(agent.log)}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
 
 
@@ -443,7 +444,8 @@ def review(agent: Agent) -> int:
 def line_reader(agent: Agent):
     """Returns a function that reads a line of the user; on a terminal with history, editing, pastes and completion."""
     def meter() -> str:
-        return f"{tools.mode} " * (tools.mode != "normal") + f"{100 * agent.used() // agent.model.window}% > "
+        doing = memory.phase(agent.log) if tools.mode == "normal" else tools.mode
+        return f"{doing} {100 * agent.used() // agent.model.window}% > "
     if not sys.stdin.isatty() or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return lambda: input(meter() * sys.stdin.isatty())
     from prompt_toolkit import PromptSession

@@ -23,7 +23,13 @@ import tools
 FULL = 0.95  # of the window: then room must be made
 ENOUGH = 0.6  # of the window: what archiving must bring it down to, or a summary follows
 OLD = 0.25  # of the window: old results that take more are archived, all at once
-RECENT = (4, 2, 1)  # steps whose results are not old; fewer if they are too long
+STAY = 0.1  # of the window: what old results may take that a phase keeps
+# What archiving leaves alone in each phase: the results of the task's first and of the last steps, so many of each, and
+# old results of these tools.
+PHASES = {"PLANNING": (1, 4, ()),
+          "EXECUTING": (2, 6, ()),  # the first ones are about the task and the plan
+          "VERIFYING": (1, 4, ("write_file", "edit_file", "terminal"))}
+LESS = [(0, 2, ()), (0, 1, ())]  # where that is too much for the window
 MARKS = ("record", "mask")  # entries of the log that are not sent: they say how others are shown
 KEEP = [(3, 20), (3, 10), (3, 4), (1, 4), (1, 1)]  # first and last messages that stay; fewer if they are too long
 NOTES = 2000  # characters of notes in the system prompt
@@ -31,6 +37,13 @@ HEADINGS = "\n## Goal\n## Done\n## Current state\n## Decisions\n## Exact values\
 SUMMARISE = """Summarise this log of a coding agent's work for the agent itself. It will go on from your summary and not
 see the log again, so keep exactly what it needs: paths, names, commands, numbers, errors. Invent and carry out nothing.
 Write at most {} words, under these headings:""" + HEADINGS
+CHECK = re.compile(r"""\s*  # the start of a part of a command, and what may stand before its name
+    (?:\w+=\S*\s+|(?:sudo|time(?:out\s+\w+)?|env|npx|if|!|(?:uv|poetry|pdm|pipenv|hatch)\s+run|\w+\s+exec)\s+)*
+    (?:(?:\S*/)?(?:py\.?test|tox|nox|jest|vitest|ctest|mypy|pyright|ruff|flake8|eslint|tsc|rspec|phpunit|make|mvn|gradle
+         |coverage|python[\d.]*|node|ruby|php|bash|sh)(?=[\s<>]|$)(?!\s+(?:-m\s+(?:pip|venv)|--?(?:V|version|h|help))\b)
+      |\.{1,2}/\S  # or a run of what was written
+      |(?:npm|pnpm|yarn|bun|deno|go|cargo|dotnet|swift)(?:\s+[-+]\S+(?:\s+[^-+\s]\S*)??)*?(?:\s+run)?
+       \s+(?:test|t|check|lint|build|vet|clippy|run|start)\b)""", re.X)
 CJK = re.compile("[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 SECRET = (r"\b((sk|pk|rk|glpat|xox[a-z])[-_]|(gh[a-z]|github_pat|hf)_|AKIA|AIza|eyJ|Bearer )(?=\S*\d)[-\w]{12}"
           r"|PRIVATE KEY-|://[^/\s:]*:[^/\s@]+@"
@@ -110,15 +123,44 @@ def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
     record, known = newest(log, "record"), newest(log, "mask")["archived"]
     passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
     steps = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
+    task = max(n for n, entry in enumerate(log) if entry["role"] == "user")
     results = [n for n, entry in enumerate(log) if entry.get("gain", 0) > 0 and n not in passed_over]
-    for recent in RECENT:
-        old = {n for n in results if n < [0, *steps][-recent:][0]}
+    for first, last, kept in [PHASES[phase(log)], *LESS]:
+        start, end = [*(n for n in steps if n > task), len(log)][:first + 1][-1], [0, *steps][-last:][0]
+        old = {n for n in results if (n < task or n > start) and n < end}
+        room = STAY * window
+        for n in sorted(old, reverse=True):
+            room -= log[n]["gain"] * (log[n]["fact"].tool in kept)
+            if log[n]["fact"].tool in kept and room > 0:
+                old.remove(n)
         new = {"role": "mask", "archived": known | old, "new": len(old)}
-        if not full and recent == RECENT[0] and sum(log[n]["gain"] for n in old) < OLD * window:
+        if not full and (first, last, kept) not in LESS and sum(log[n]["gain"] for n in old) < OLD * window:
             return None
         if fixed + size(view([*log, new], window)) <= ENOUGH * window:
             break
     return new if old else None
+
+
+def phase(log: list[dict]) -> str:
+    """What the latest task is at, by the tool calls made for it: PLANNING until a file is written, then EXECUTING, and
+    VERIFYING from a test or another check on until the next write."""
+    phase = "PLANNING"
+    for entry in log:
+        done = entry.get("fact")
+        if entry["role"] == "user":
+            phase = "PLANNING"
+        elif done and done.tool in ("write_file", "edit_file") and not done.failed:
+            phase = "EXECUTING"
+        elif phase == "EXECUTING" and done and done.tool == "terminal" and is_check(done.target):
+            phase = "EXECUTING" if isinstance(entry["content"], tools.Failure) else "VERIFYING"  # it may not have run
+    return phase
+
+
+def is_check(command: str) -> bool:
+    """Whether a shell command tests, checks, builds or runs something, by how its parts begin. Quotes and texts that
+    are fed to it are passed over."""
+    command = re.sub(r"(?<!<)<<-?\s*['\"]?([a-z_]\w*).*?(\n\s*\1\b|\Z)|'[^']*'|\"[^\"]*\"", "''", command, flags=re.S | re.I)
+    return any(CHECK.match(part[:1000]) for part in re.split("[;&|()\n]+", command))
 
 
 def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:

@@ -29,7 +29,7 @@ import offline  # noqa: E402
 
 import openai  # noqa: E402
 
-PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(plan )?\d+% >"    # a fresh one: pastes are marked from there on
+PROMPT = r"(?:\n|\x1b\[\?2004h[^\r\n]*?)(?:plan|[A-Z]+) \d+% >"    # a fresh one: pastes are marked from there on
 POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 

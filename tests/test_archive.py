@@ -33,8 +33,9 @@ def add(log, *results, text="", name="noise", **arguments):
 
 
 def history(*steps):
-    """A log in which each step has these results."""
+    """A log in which, after a first short step, each step has these results."""
     log = [{"role": "system", "content": "s"}, said("the task")]
+    add(log, "ok")
     for results in steps:
         add(log, *results, path="a" * 50)
     return log
@@ -68,7 +69,7 @@ def test_not_before_a_quarter_and_then_all_at_once():
 
 def test_a_full_window_archives_also_less():
     log = history([QUARTER], *[["ok"]] * 4)
-    assert archived(masked(log)[1]) == [] and archived(masked(log, full=True)[1]) == [3]
+    assert archived(masked(log)[1]) == [] and archived(masked(log, full=True)[1]) == [5]
     assert memory.mask(history(["ok"] * 3, *[["ok"]] * 6), WINDOW, 0, True) is None     # there is nothing to gain
 
 
@@ -77,14 +78,14 @@ def test_the_protection_shrinks_if_the_last_steps_are_too_long(calls, stay):
     """Each result takes a tenth of the window."""
     log = history(*[[TENTH] * calls] * 8)
     _, sent = masked(log)
-    assert archived(sent) == [n for n, entry in enumerate(log) if "fact" in entry][:-calls * stay]
+    assert archived(sent) == [n for n, entry in enumerate(log) if "fact" in entry][1:-calls * stay]
 
 
 def test_what_else_is_in_the_window_counts():
     log = history(*[[TENTH]] * 8)
     protected = [sum("fact" in entry for entry in log) - len(archived(masked(log, fixed=fixed)[1]))
                  for fixed in (0, WINDOW // 4, WINDOW // 2)]
-    assert protected == [4, 2, 1]
+    assert protected == [5, 3, 2]       # with the first one, which is short
 
 
 def test_user_messages_skills_and_call_arguments_are_untouched():
@@ -109,7 +110,7 @@ def test_user_messages_skills_and_call_arguments_are_untouched():
 def test_an_archived_result_is_its_number_and_its_fact():
     log, sent = masked(history(*[["first line\n" * 900]] * 9))
     texts = [sent[n]["content"] for n in archived(sent)]
-    assert texts == [f"[archived] [r{n}] noise {'a' * 50} → 900 lines: first line" for n in range(1, len(texts) + 1)]
+    assert texts == [f"[archived] [r{n}] noise {'a' * 50} → 900 lines: first line" for n in range(2, len(texts) + 2)]
     for n in archived(sent):
         assert sent[n].keys() == {"role", "tool_call_id", "content"} and "[archived]" not in log[n]["content"]
 
@@ -266,9 +267,9 @@ def test_each_masking_is_said_and_counted(agent):
     assert [int(count) for count, *_ in said] == [counts[n - 1] for n in breaks]
     for n, (_, size, share) in zip(breaks, said):
         assert int(share) == 100 * int(size.replace(",", "")) // 12_000
-        assert 0 <= int(size.replace(",", "")) - prompt_size(run.requests[n]) < 600     # an estimate, rather too much
+        assert 0 <= int(size.replace(",", "")) - prompt_size(run.requests[n]) < 800     # an estimate, rather too much
     assert re.search(rf"^prefix breaks, .*: {len(breaks)}$", run.err, re.M)
-    assert messages[-1][archived(messages[-1])[0]]["content"] == "[archived] [r1] read_file a.txt (120 lines)"
+    assert messages[-1][archived(messages[-1])[0]]["content"] == "[archived] [r2] read_file a.txt (120 lines)"
 
 
 @pytest.mark.parametrize("share", [0.5, 1.5])
