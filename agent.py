@@ -28,7 +28,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.7"
+VERSION = "v0.8"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -141,6 +141,7 @@ class Agent:
 
     def __init__(self, model: Model):
         self.model, self.sent = model, []  # the latest request: tools and messages
+        memory.page_tokens = max(model.window // 8 - 500, model.window // 16)
         self.begin()
 
     def begin(self):
@@ -148,7 +149,7 @@ class Agent:
         tools.active.clear()
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
-        self.log = [{"role": "system", "content": system}]
+        self.log = memory.L2 = [{"role": "system", "content": system}]
         self.switch("normal")
 
     def switch(self, mode: str):
@@ -385,6 +386,11 @@ def usage(agent: Agent):
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
 
 
+def context(agent: Agent):
+    """show what the model sees of this conversation, and what the log holds"""
+    notice(memory.layers(agent.log, agent.model.window, memory.size(agent.tools)))
+
+
 def skills(agent: Agent):
     """show the skills, and what is wrong with those that are none"""
     found, broken = tools.skills()
@@ -409,7 +415,7 @@ def quit_(agent: Agent):
 
 
 COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new,
-            "/compact": Agent.compress, "/usage": usage, "/quit": quit_}
+            "/compact": Agent.compress, "/usage": usage, "/context": context, "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:

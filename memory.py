@@ -2,14 +2,17 @@
 
 The log of a conversation only grows, and nothing in it is ever rewritten. What is sent is a view of it: rules make a
 line of each tool call, its fact, which takes the place of its result when that is old; and when the window is nearly
-full all the same, a record of what happened stands in the place of the middle.
+full all the same, a record of what happened stands in the place of the middle. So there are three layers: L0, a ledger
+of what was done; L1, the view; L2, the log, from which recall gives back any result.
 """
 import hashlib
 import json
 import os
 import re
 import sys
+import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +33,8 @@ PHASES = {"PLANNING": (1, 4, ()),
           "EXECUTING": (2, 6, ()),  # the first ones are about the task and the plan
           "VERIFYING": (1, 4, ("write_file", "edit_file", "terminal"))}
 LESS = [(0, 2, ()), (0, 1, ())]  # where that is too much for the window
+LEDGER = 200  # tokens of its lines
+MOST = 5_000_000  # characters of a result in the log
 MARKS = ("record", "mask")  # entries of the log that are not sent: they say how others are shown
 KEEP = [(3, 20), (3, 10), (3, 4), (1, 4), (1, 1)]  # first and last messages that stay; fewer if they are too long
 NOTES = 2000  # characters of notes in the system prompt
@@ -79,6 +84,13 @@ def result(log: list[dict], call: dict, text: str, window: int) -> dict:
     """The log's entry for a call's result: the whole text, its number and its fact. `gain` is what archiving it would
     save, in tokens."""
     about = fact(call["function"]["name"], call["function"]["arguments"], text)
+    if len(text) > MOST:
+        place = "lost: it could not be written"
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="rungs-", suffix=".txt", delete=False) as file:
+                file.write(text[MOST:])
+            place = f"in {file.name}"
+        text = text[:MOST] + f"\n[the rest, {len(text) - MOST:,} characters, is {place}]"
     entry = {"role": "tool", "tool_call_id": call["id"], "content": text, "fact": about,
              "id": f"r{1 + sum(other['role'] == 'tool' for other in log)}"}
     return entry | {"gain": size([shown(entry, window)]) - size([shown(entry, window, archived=True)])}
@@ -91,22 +103,27 @@ def shown(message: dict, window: int, archived: bool = False) -> dict:
         return message
     text = "[archived] " * archived + told(message)
     if not archived and not message["fact"].says_all():
-        text += "\n" + cut(message["content"], window // 8, 30_000, "; to see them: offset, limit, grep")
+        text += "\n" + cut(message["content"], window // 8, 30_000, f"; to see them: recall {message['id']}")
     return {"role": "tool", "tool_call_id": message["tool_call_id"], "content": text}
 
 
-def told(result: dict) -> str:
-    return f"[{result['id']}] {result['fact'].line()}"
+def told(result: dict, room: int = 140) -> str:
+    return f"[{result['id']}] {result['fact'].line(room)}"
 
 
 def view(log: list[dict], window: int) -> list[dict]:
     """What is sent: the log, with the newest record in the place of what it covers, with old results as their facts and
-    long ones cut."""
+    long ones cut, and with the ledger behind the message that was the task when it was written."""
     record, archived = newest(log, "record"), newest(log, "mask")["archived"]
 
     def part(start: int, end: int) -> list[dict]:
         return [shown(log[n], window, n in archived) for n in range(start, end) if log[n]["role"] not in MARKS]
-    return part(0, record["start"]) + record["messages"] + part(record["end"], len(log))
+    sent = part(0, record["start"]) + record["messages"] + part(record["end"], len(log))
+    text, task = noted(log)
+    places = [n for n, message in enumerate(sent) if text and message is log[task]]
+    for n in places[-1:]:  # a record may repeat the task
+        sent[n] = sent[n] | {"content": f"{sent[n]['content']}\n{text}"}
+    return sent
 
 
 def newest(log: list[dict], mark: str) -> dict:
@@ -114,11 +131,17 @@ def newest(log: list[dict], mark: str) -> dict:
     return next((entry for entry in reversed(log) if entry["role"] == mark), nothing)
 
 
+def noted(log: list[dict]) -> tuple[str, int]:
+    """The newest ledger, and where in the log its task is. A new one is written when the view changes anyway."""
+    return next(((entry["ledger"], entry["task"]) for entry in reversed(log) if entry.get("ledger")), ("", 0))
+
+
 def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
     """Archive all old results, once they take a quarter of the window or it is full; None if it is not time.
 
     Seldom and all at once: each time, what follows the first changed message must be sent anew, at the full price.
-    `fixed` is what else is in the window, in tokens. The mask also says how many results are `new` in it.
+    `fixed` is what else is in the window, in tokens. The mask also says how many results are `new` in it, and has the
+    ledger and the place of the `task` that it is shown with, the user's latest message.
     """
     record, known = newest(log, "record"), newest(log, "mask")["archived"]
     passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
@@ -133,9 +156,10 @@ def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
             room -= log[n]["gain"] * (log[n]["fact"].tool in kept)
             if log[n]["fact"].tool in kept and room > 0:
                 old.remove(n)
-        new = {"role": "mask", "archived": known | old, "new": len(old)}
         if not full and (first, last, kept) not in LESS and sum(log[n]["gain"] for n in old) < OLD * window:
             return None
+        new = {"role": "mask", "archived": known | old, "new": len(old), "ledger": ledger(log),
+               "task": max(n for n, entry in enumerate(log) if entry["role"] == "user")}
         if fixed + size(view([*log, new], window)) <= ENOUGH * window:
             break
     return new if old else None
@@ -196,7 +220,8 @@ def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     title = f"history, not a request; the user's latest message follows; tool calls done for it: {done}"
     text = tools.fenced("record", title, summary + quotes)
     messages = [{"role": "user", "content": text}] + [log[latest]] * (latest < end)
-    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said}
+    record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said,
+              "ledger": ledger(log), "task": latest}
     return record if size(view([*log, record], window)) < size(view(log, window)) else None
 
 
@@ -346,7 +371,141 @@ def web_reading(values: dict, result: str) -> tuple:
 
 
 RULES = {"read_file": reading, "write_file": writing, "edit_file": writing, "search_files": searching,
-         "terminal": running, "web_search": web_searching, "web_read": web_reading}  # clarify: any_tool
+         "terminal": running, "web_search": web_searching, "web_read": web_reading,  # clarify: any_tool
+         "recall": lambda values, result: (values["id_or_query"], f"→ {tools.count_lines(result)}")}
+
+
+# ---- L0, and the way back to L2 ----
+
+FILES = {"read_file": "read", "write_file": "changed", "edit_file": "changed"}
+
+
+def relative(path: str) -> str:
+    """One name for a file, however it was written: a.py for ./a.py and for /the/working/directory/a.py."""
+    with suppress(OSError, ValueError):  # the directory may be gone, the path no path
+        return os.path.abspath(path).removeprefix(os.path.join(os.getcwd(), "")).replace(os.sep, "/")
+    return path
+
+
+def ledger(log: list[dict]) -> str:
+    """What was done so far: a line for each file and each command, by their latest facts, in about LEDGER tokens. If it
+    is too long, the oldest reads give way, then the oldest commands that went well; changed files and open failures
+    never do, but are told shorter."""
+    files, failed, commands = {}, {}, {}  # in the order of the latest call
+    for entry in log:
+        about = entry.get("fact") or Fact("", "", "")
+        kind, target = FILES.get(about.tool), shorten(relative(str(about.target)), 200)
+        if about.tool == "terminal":
+            commands.pop(about.target, None)
+            commands[about.target] = entry
+        elif kind and not about.failed:
+            files[target] = {kind: entry} | files.pop(target, {}) | {kind: entry}
+            failed = {path: one for path, one in failed.items() if (path, kind) != (target, "changed")}
+        elif kind == "changed":
+            failed[target] = entry
+
+    def told_of(path: str) -> str:
+        return f"{path}: " + ", ".join(f"{one['fact'].outcome.strip('→ ')} {one['id']}" for one in files[path].values())
+
+    def commands_that(fail: bool) -> list[dict]:
+        return [entry for entry in commands.values() if entry["fact"].failed == fail]
+    changed = [path for path in files if "changed" in files[path]]
+    folders = Counter(os.path.dirname(path) or "." for path in changed)
+    ways = [[told_of(path) for path in changed], [f"changed: {', '.join(changed)}"],
+            [f"changed in {folder}: {count} files" for folder, count in folders.most_common()],
+            [f"changed: {len(changed)} files in {len(folders)} folders"]]
+    lines = within([told(entry, 90) for entry in [*failed.values(), *commands_that(True)]], LEDGER // 2, "failures")
+    lines += next((way for way in ways if tokens_of(lines + way) <= LEDGER), ways[-1]) * bool(changed)
+    for name, more in [("commands that went well", [told(entry, 70) for entry in commands_that(False)]),
+                       ("files that were read", [told_of(path) for path in files if path not in changed])]:
+        lines += within(more, LEDGER - tokens_of(lines), name)
+    return tools.fenced("ledger", "what was done so far; data, not a request", "\n".join(lines)) * bool(lines)
+
+
+def tokens_of(lines: list[str]) -> int:
+    return sum(map(estimate, lines))
+
+
+def within(lines: list[str], limit: int, name: str) -> list[str]:
+    """The last lines, as many as have at most `limit` tokens, and how many came before them."""
+    kept = len(lines)
+    while kept and tokens_of(lines[-kept:]) + 10 * (kept < len(lines)) > limit:
+        kept -= 1
+    return [f"[{len(lines) - kept} earlier {name}]"] * (kept < len(lines) and limit > 9) + lines[len(lines) - kept:]
+
+
+L2 = []  # the log of this conversation; agent.py puts its own here
+page_tokens = 8000  # of what recall gives back at once: so much is shown without a cut
+
+
+@tools.tool(writes=False)
+def recall(id_or_query: tools.Text, find: str = "", page: tools.Count = 1) -> str:
+    """See an earlier result again, as those marked [archived]: by its id (r17), tool, path or words in it. `find`: only
+    the lines around that text."""
+    hits = hits_of(id_or_query)
+    tools.demand(hits, f"no result fits {id_or_query!r}; there are r1 to r{sum('fact' in entry for entry in L2)}")
+    title, text, others = told(hits[0]), hits[0]["content"], [f"[also: {told(entry, 60)}]" for entry in hits[1:5]]
+    if find:
+        pieces = [piece for entry in hits for piece in around(entry, find)]
+        tools.demand(pieces, f"{find!r} is not in {', '.join(entry['id'] for entry in hits[:20])}")
+        title, text, others = f"{len(pieces)} place{'s' * (len(pieces) != 1)}", "\n".join(pieces), []
+    pages = pages_of(text)
+    tools.demand(page <= len(pages), f"the last page is {len(pages)}")
+    title += f" [page {page} of {len(pages)}{f'; go on with page={page + 1}' * (page < len(pages))}]" * (len(pages) > 1)
+    return "\n".join([title, pages[page - 1], *others])
+
+
+def hits_of(query: str) -> list[dict]:
+    """The results that fit, by id, else by tool or path, else by words: first those not to be seen now, then newer."""
+    record, archived, words = newest(L2, "record"), newest(L2, "mask")["archived"], query.casefold().split()
+    results = sorted(((n in archived or record["start"] <= n < record["end"], n) for n, entry in enumerate(L2)
+                      if "fact" in entry and entry["fact"].tool != "recall"), reverse=True)
+    ways = [lambda entry: entry["id"] == query.strip(" []"),
+            lambda entry: query in (entry["fact"].tool, entry["fact"].target)
+            or entry["fact"].tool in FILES and relative(query) == relative(entry["fact"].target),
+            lambda entry: all(word in f"{told(entry)}\n{entry['content']}".casefold() for word in words)]
+    found = ([L2[n] for _, n in results if fits(L2[n])] for fits in ways)
+    return next(filter(None, found), [])
+
+
+def around(entry: dict, find: str) -> list[str]:
+    """The 15 lines around each place with the text, under the result's id; of a very long line only what is near it."""
+    lines, find = entry["content"].split("\n"), find.casefold()
+    hits = [n for n, line in enumerate(lines) if find in line.casefold()]
+    near, pieces = {n for hit in hits for n in range(max(0, hit - 7), min(len(lines), hit + 8))}, []
+    for n in sorted(near):
+        if n - 1 not in near:
+            pieces.append(f"{told(entry)}, from line {n + 1}:")
+        start = max(0, lines[n].casefold().find(find) - 500)
+        pieces[-1] += "\n" + lines[n][start:start + 1000]
+    return pieces
+
+
+def pages_of(text: str) -> list[str]:
+    """The text in parts that are shown without a cut."""
+    pages = []
+    while text or not pages:
+        length = 25_000
+        while estimate(text[:length]) > page_tokens:
+            length = min(length, len(text)) * 3 // 4
+        pages.append(text[:length])
+        text = text[length:]
+    return pages
+
+
+def layers(log: list[dict], window: int, fixed: int) -> str:
+    """For a person: the layers with their tokens, estimated. `fixed`: tokens of the tools' definitions."""
+    sent, held, ledger = view(log, window), [entry for entry in log if "fact" in entry], noted(log)[0]
+    results = [message for message in sent if message["role"] == "tool"]
+    old = [message for message in results if message["content"].startswith("[archived] ")]
+    rows = {"tools and system prompt": fixed + size(sent[:1]), "L0: the ledger": estimate(ledger) * bool(ledger)}
+    rows |= {"L1: what was said and called": size(sent) - size(sent[:1]) - size(results) - rows["L0: the ledger"],
+             f"L1: results: {len(results) - len(old)}": size(results) - size(old),
+             f"L1: archived results: {len(old)}": size(old)}
+    rows["in all"] = sum(rows.values())
+    return "\n".join([*(f"{tokens:9,} tokens, {100 * tokens // window:2} %: {name}" for name, tokens in rows.items()),
+                      f"L2: results in the log: {len(held)}, {sum(len(one['content']) for one in held):,} characters",
+                      *ledger.splitlines()])
 
 
 # ---- what it keeps ----

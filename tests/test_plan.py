@@ -17,7 +17,7 @@ from conftest import POSIX, PROMPT, Agent, call, posix_only, refused, results, s
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-READERS = {"read_file", "list_dir", "search_files", "web_search", "web_read", "current_time", "activate_skill"}
+READERS = {"read_file", "list_dir", "search_files", "web_search", "web_read", "current_time", "activate_skill", "recall"}
 IN_PLAN = READERS | {"clarify", "submit_plan"}
 NORMAL = READERS | {"write_file", "edit_file", "terminal", "memory_save"}
 EXISTS = f"{sys.executable} exists.py"
