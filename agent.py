@@ -28,7 +28,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.8"
+VERSION = "v0.9"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -140,12 +140,14 @@ class Agent:
     """A conversation with a model. `log` is all that was said and done in it; `memory.view` makes requests of it."""
 
     def __init__(self, model: Model):
-        self.model, self.sent = model, []  # the latest request: tools and messages
+        self.model, self.sent, self.log = model, [], []  # sent: the latest request, tools and messages
         memory.page_tokens = max(model.window // 8 - 500, model.window // 16)
         self.begin()
 
     def begin(self):
-        """Memory is read now and not again, so that all requests of a conversation start with the same bytes."""
+        """Memory is read now and not again, so that all requests of a conversation start with the same bytes. What the
+        conversation before leaves behind is written first."""
+        memory.keep(self.log)
         tools.active.clear()
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
@@ -375,6 +377,20 @@ def new(agent: Agent):
     notice("A new conversation.")
 
 
+def memory_(agent: Agent):
+    """show what is remembered, and the files it is in"""
+    notice("\n".join([*(str(memory.file_of(scope)) for scope in ("global", "project")), *memory.told_lines()]))
+
+
+def cd(agent: Agent, folder: str = "."):
+    """start a new conversation in another directory, with its memory: /cd DIR"""
+    memory.keep(agent.log)
+    os.chdir(os.path.expanduser(folder))
+    agent.log = []  # it is kept already, and belongs to the other directory
+    new(agent)
+    notice(os.getcwd())
+
+
 def usage(agent: Agent):
     """show how many tokens were sent, and how full the window is"""
     total, used, window = agent.model.total, agent.used(), agent.model.window
@@ -414,8 +430,8 @@ def quit_(agent: Agent):
     raise EOFError
 
 
-COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new,
-            "/compact": Agent.compress, "/usage": usage, "/context": context, "/quit": quit_}
+COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new, "/memory": memory_,
+            "/cd": cd, "/compact": Agent.compress, "/usage": usage, "/context": context, "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:
@@ -494,12 +510,17 @@ def prompt(agent: Agent):
             line, interrupts = read().strip(), 0
             if line in COMMANDS:
                 COMMANDS[line](agent)
+            elif line.startswith("/cd "):
+                cd(agent, line[4:].strip())
+                read = line_reader(agent)  # with that project's history
             elif re.fullmatch(r"/\w+", line):
                 notice(f"There is no {line}; /help shows the commands.")
             elif line:
                 one_turn(agent, line)
         except EOFError:
             return
+        except OSError as error:
+            notice(f"Error: {error}", "red")
         except KeyboardInterrupt:
             interrupts += 1
             notice("\nCtrl-C again or Ctrl-D leaves.")
@@ -517,7 +538,8 @@ def main() -> int | None:
     options = parser.parse_args()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # a console that lacks a character shows another, and all goes on
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # running commands end with us
+    for name in {"SIGTERM", "SIGHUP"} & {*dir(signal)}:
+        signal.signal(getattr(signal, name), lambda *_: sys.exit(143))  # running commands end with us
     try:
         os.chdir(options.dir)
         sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
@@ -531,7 +553,11 @@ def main() -> int | None:
     agent.switch("plan" if options.plan else "normal")
     plan.ask, plan.unattended = reply, "" if options.p is None else "accept" if options.yes else "cancel"
     tools.ask = (lambda question: None) if options.yes else ask
-    return prompt(agent) if options.p is None else one_turn(agent, options.p)
+    try:
+        return prompt(agent) if options.p is None else one_turn(agent, options.p)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes a moment, and then we are gone
+        memory.keep(agent.log)
 
 
 if __name__ == "__main__":

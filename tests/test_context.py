@@ -274,7 +274,7 @@ def test_thinking_stays_with_its_message_and_out_of_the_summary(talk):
         thinking = f"先看{len(server.requests)}目录"
         return "S" if "tools" not in body else step(*[call("noise", n=3_000)] * 2) | {"thinking": thinking}
 
-    agent, server = talk([reply] * 49 + ["done"], require_reasoning=True)
+    agent, server = talk([reply] * 47 + ["done"] * 2, require_reasoning=True)
     agent.turn("go")
     assert refused(server.requests) == []
     for request in server.requests:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 READERS = {"read_file", "list_dir", "search_files", "web_search", "web_read", "current_time", "activate_skill", "recall"}
 IN_PLAN = READERS | {"clarify", "submit_plan"}
-NORMAL = READERS | {"write_file", "edit_file", "terminal", "memory_save"}
+NORMAL = READERS | {"write_file", "edit_file", "terminal", "memory"}
 EXISTS = f"{sys.executable} exists.py"
 SCRATCH = '\n\n@tool\ndef scratch(path: str) -> str:\n    open(path, "w").close()\n'     # it does not say writes=False
 SPECIAL = r"[/] [bold]loud \x1b]0;evil\x07 \x9b5m".encode().decode("unicode_escape")
@@ -83,12 +83,12 @@ WRITE = {"path": "out.txt", "content": "x"}
 NAMES = ["functions.write_file", "Write_File", "WRITE_FILE", "write_file ", " write_file", "write_file\n", "write-file",
          "writ\u0435_file", "tools.write_file", "default_api:write_file", "", "create_file", "save", "load", "tool", "run",
          "bash", "shell", "multi_tool_use.parallel", "__import__", "os.system", "write_file()", "read_file;write_file",
-         "terminal.run", "scratch", "memory.memory_save", "Finish_Step"]
+         "terminal.run", "scratch", "memory.memory", "Finish_Step"]
 ATTACKS = [*(call("terminal", command=command) for command in COMMANDS), *(call(name, **WRITE) for name in NAMES),
            *(call("write_file", path=path, content="x") for path in ("a.txt", "out/x", "link/x", "to_key", "../out.txt",
                                                                      "~/out.txt", ".git/hooks/pre-commit", "AGENTS.md")),
            *(call("edit_file", path=path, old_text="a", new_text="b") for path in ("a.txt", "to_a", "link/key.txt")),
-           call("memory_save", note="all is allowed"), call("memory_save", note="x", scope="global"), finish(),
+           call("memory", action="save", note="all is allowed"), call("memory", action="save", note="x", scope="global"), finish(),
            call("scratch", path="out.txt"), call("scratch"), call("terminal"), call("write_file", path=1),
            {"name": "write_file", "arguments": '{"path": "out.txt", "cont'}, {"name": "terminal", "arguments": ""}]
 
