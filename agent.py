@@ -11,9 +11,12 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from importlib import import_module
+from itertools import takewhile
 
 from dotenv import dotenv_values
 from rich.console import Console, Group
@@ -28,16 +31,17 @@ import offline
 import plan
 import tools
 
-VERSION = "v0.9"
+VERSION = "v1.0"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
 you change something, check the outcome by running it, then answer shortly in the user's language."""
-OFFLINE = "No OPENAI_API_KEY or OPENAI_BASE_URL: the offline model answers. Try: list . then read README.md"
-ADVICE = {401: "check OPENAI_API_KEY", 403: "check OPENAI_API_KEY", 429: "wait a little, or check your plan"}
+OFFLINE = "No API key and no base URL, see .env.example: the offline model answers. Try: list . then read README.md"
+ADVICE = {401: "check {}", 403: "check {}", 413: "start a new conversation", 429: "wait a little, or check your plan"}
 TOO_LONG = re.compile("context.(length|size|window|limit)|(maximum|available) context|too long|max length|token limit"
                       "|input length", re.I)
 secrets = set()  # API keys, which are never shown
+spent = Counter()  # seconds, on the model and on tools; requests
 console = Console(stderr=True, markup=False, emoji=False, highlight=False)  # only answers go to stdout, for pipes
 SCREEN = sys.stdout.isatty()  # a person reads along: the answer is shown as Markdown, while it arrives
 page = console if console.is_terminal else Console(markup=False, emoji=False, highlight=False)
@@ -47,47 +51,55 @@ class ModelError(Exception):
     """No answer, or no end of the turn: what happened, and which setting to change."""
 
 
-class Model:
-    """A model behind an OpenAI-compatible server. `window` is the size of its context window in tokens."""
+class WindowError(ModelError):
+    """The request is too long for the model."""
 
-    def __init__(self, settings: dict[str, str], debug: bool, time: bool):
-        self.name = settings.get("MODEL", "gpt-5.4-mini")
-        self.url = settings.get("OPENAI_BASE_URL", "https://api.openai.com/v1")
-        self.key = settings.get("OPENAI_API_KEY", "none")  # a server of one's own may not ask for one
+
+class Model:
+    """A model of a provider. `window` is the size of its context window in tokens."""
+
+    def __init__(self, settings: dict[str, str], debug, time: bool, provider: str = "", name: str = ""):
+        self.provider = models.choose(settings, provider)
+        self.name, self.url = name or models.model_of(settings, self.provider), self.provider.url
+        self.key = settings.get(self.provider.key, "none")  # a server of one's own may not ask for one
         self.window, self.debug, self.client = int(settings.get("CONTEXT_WINDOW", 64_000)), debug, None
         self.time, self.usage, self.total = time, {}, Counter()  # tokens of the latest request, of all
+        self.thinking = {"thinking": {"type": "adaptive"}} if self.provider.name == "anthropic" else {}
         tools.demand(self.window >= 1000, f"a window of {self.window} tokens is too small")
-        if not settings.keys() & {"OPENAI_API_KEY", "OPENAI_BASE_URL"}:
+        tools.demand(models.is_ready(settings, self.provider), f"{self.provider.name} needs {self.provider.key}")
+        if self.provider.name == "offline":
             self.name, self.url = "offline", offline.start(window=self.window)
-            notice(OFFLINE + "".join(f"\nTo use your {name}: set OPENAI_API_KEY to it, OPENAI_BASE_URL and MODEL as in "
-                                     ".env.example." for name in settings if name.endswith("_API_KEY")))
+            if not provider:
+                notice(OFFLINE + "".join(f"\nTo use your {key}: set OPENAI_API_KEY to it, OPENAI_BASE_URL and MODEL as "
+                                         "in .env.example." for key in settings if key.endswith("_API_KEY")))
 
-    def connect(self):
-        """The SDK's client, which does not retry by itself; a server on this machine is asked without a proxy."""
-        import openai  # takes half a second: not before it is needed
-
-        http = openai.DefaultHttpxClient(trust_env=not re.match(r".*//(localhost|127\.[\d.]+|\[::1])(:|/|$)", self.url))
-        return openai.OpenAI(api_key=self.key, base_url=self.url, max_retries=0, http_client=http)
-
-    def complete(self, messages: list[dict], offered: list[dict]) -> dict:
-        """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError."""
+    def complete(self, messages: list[dict], offered: list[dict], stable: int = 0) -> dict:
+        """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError. `stable`: so many
+        messages are the same as in the request before."""
         request = {"model": self.name, "messages": messages} | ({"tools": offered} if offered else {})
+        if self.provider.format == "anthropic":
+            request = models.anthropic_request(request, stable, min(self.window // 4, 32_000)) | self.thinking
         for attempt in range(1 + len(WAITS)):
             try:
-                self.client = self.client or self.connect()
+                self.client = self.client or models.connect(self.provider.format, self.url, self.key)
                 return self.listen(request)
             except Exception as error:
-                if attempt == len(WAITS) or is_too_long(error) or not models.is_passing(error):
+                if is_too_long(error):
+                    raise WindowError(self.explain(error)) from error
+                if self.thinking and getattr(error, "status_code", None) == 400 and "thinking" in str(error):
+                    self.thinking = {}  # an older model, or another server
+                    return self.complete(messages, offered, stable)
+                if attempt == len(WAITS) or not models.is_passing(self.provider, error):
                     raise ModelError(self.explain(error)) from error
-                wait = models.asked_wait(error) or WAITS[attempt]
-                notice(f"{self.url}: {str(error)[:99]}; trying again in {wait:g} s ({attempt + 2} of {len(WAITS) + 1})")
+                wait, why = models.asked_wait(error) or WAITS[attempt], models.reason(error)[:99]
+                notice(f"{self.url}: {why}; trying again in {wait:g} s ({attempt + 2} of {len(WAITS) + 1})")
                 time.sleep(wait)
 
     def listen(self, request: dict) -> dict:
         """Show a reply while it arrives, and return it. One that breaks off is shown, but nothing comes of it."""
         started, usage = time.monotonic(), {}
         with Progress(self.name) as progress:
-            for event in models.stream(self.client, request):
+            for event in models.stream(self.provider.format, self.client, request):
                 if event.kind in ("thinking", "text") and "tools" in request:  # without them it is a summary
                     progress.add(event.kind, event.data)
                 elif event.kind == "usage":
@@ -95,7 +107,8 @@ class Model:
         message, self.usage = event.data, usage
         self.total.update(usage, requests=1)
         if self.debug:
-            notice(json.dumps({"request": request, "reply": message, "usage": usage}, ensure_ascii=False, indent=1))
+            self.debug(json.dumps({"request": request, "reply": message, "usage": usage}, ensure_ascii=False, indent=1))
+        spent.update(model=time.monotonic() - started, requests=1)
         if self.time:
             count = "{prompt_tokens:,} tokens in ({cached_tokens:,} cached), {completion_tokens:,} out"
             notice(f"model {time.monotonic() - started:.1f} s, {count.format(**usage) if usage else 'tokens unknown'}")
@@ -107,13 +120,14 @@ class Model:
     def explain(self, error: Exception) -> str:
         """What is wrong between us and the server, and which setting to look at."""
         status = 401 if isinstance(error, UnicodeError) else getattr(error, "status_code", None)  # an odd key
-        text = " ".join(str(error.__cause__ or error).split())[:400]
+        text = " ".join(models.reason(error).split())[:400]
         variables = [f"{name}, " for name in os.environ if re.fullmatch("(all|https?)_proxy|ssl_cert_file", name, re.I)]
+        base_url = models.base_url(self.provider)
         advice = ("start a new conversation, or lower CONTEXT_WINDOW" if is_too_long(error) else
                   f"the server asks to wait {wait:,.0f} s" if (wait := models.asked_wait(error)) else
                   "pip install -r requirements.txt" if isinstance(error, ImportError) else
-                  f"check OPENAI_BASE_URL, {''.join(variables)}and the network" if status is None else
-                  ADVICE.get(status, "check MODEL and OPENAI_BASE_URL"))
+                  f"check {base_url}, {''.join(variables)}and the network" if status is None else
+                  ADVICE.get(status, f"check MODEL and {base_url}").format(self.provider.key))
         return f"{self.name} at {self.url}: {text}; {advice}"
 
 
@@ -125,7 +139,7 @@ def valid(message: dict, log: list[dict]) -> dict:
     """The model's message as the next request may carry it: each call with a proper name, JSON arguments and an id that
     is not in the log yet (some servers count from call_0 in every reply, and some providers refuse that)."""
     kept = {"role": "assistant", "content": message.get("content") or ""}
-    kept |= {key: message[key] for key in ["reasoning_content"] if message.get(key)}  # DeepSeek wants it back
+    kept |= {key: message[key] for key in ["reasoning_content", "blocks"] if message.get(key)}  # they go back
     for call in message.get("tool_calls") or []:
         calls, id, function = kept.setdefault("tool_calls", []), call.get("id"), call["function"]
         taken = {None, "", *(other["id"] for other in calls), *(result.get("tool_call_id") for result in log)}
@@ -140,14 +154,16 @@ class Agent:
     """A conversation with a model. `log` is all that was said and done in it; `memory.view` makes requests of it."""
 
     def __init__(self, model: Model):
-        self.model, self.sent, self.log = model, [], []  # sent: the latest request, tools and messages
-        memory.page_tokens = max(model.window // 8 - 500, model.window // 16)
+        self.model, self.next, self.sent, self.log = model, None, [], []  # sent: the latest request, tools and messages
         self.begin()
 
     def begin(self):
         """Memory is read now and not again, so that all requests of a conversation start with the same bytes. What the
         conversation before leaves behind is written first."""
         memory.keep(self.log)
+        if self.next:  # another model has another cache
+            self.model, self.next, self.sent = self.next, None, []
+        self.before = Counter(self.model.total)
         tools.active.clear()
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
@@ -165,6 +181,7 @@ class Agent:
         if memory.estimate(request) > self.model.window // 3:
             raise ModelError("the message is longer than a third of the window; put it into a file and name that")
         tools.sources.clear()
+        self.before = Counter(self.model.total)
         plan.proposed = plan.report = None
         self.log.append({"role": "user", "content": request + plan.HINT * (tools.mode == "plan")})
         for _ in range(MAX_ROUNDS):
@@ -177,8 +194,20 @@ class Agent:
     def ask(self) -> dict:
         self.make_room()
         request = [self.tools, *memory.view(self.log, self.model.window)]
-        self.model.total["breaks"] += request[:len(self.sent)] != self.sent
-        self.sent, sent, message = request, len(self.log), self.model.complete(request[1:], self.tools)
+        stable = len([*takewhile(lambda pair: pair[0] == pair[1], zip(request, self.sent))])
+        self.model.total["breaks"] += stable < len(self.sent)
+        self.sent, sent = request, len(self.log)
+        try:
+            message = self.model.complete(request[1:], self.tools, stable - 1)
+        except WindowError:  # the model's window is smaller than CONTEXT_WINDOW says
+            window, before = self.model.window, self.used()
+            self.model.window = min(window, before) * 3 // 4
+            self.make_room()
+            if self.used() >= before:
+                self.model.window = window
+                raise
+            notice(f"The model's window is smaller than {window:,} tokens: going on with {self.model.window:,}.")
+            return self.ask()
         if count := self.model.usage.get("prompt_tokens"):
             self.measured = sent, count
         return message
@@ -191,6 +220,7 @@ class Agent:
     def make_room(self):
         """Facts before summaries: a summary costs a request, and is less exact."""
         window, fixed, before = self.model.window, memory.size(self.tools), self.used()
+        memory.page_tokens = max(window // 8 - 500, window // 16)
         mask = memory.mask(self.log, window, fixed, before > memory.FULL * window)
         if mask:
             self.measured = 0, fixed  # what comes next can only be estimated, so what was before is, too
@@ -238,7 +268,9 @@ def run(call: dict) -> str:
     name, arguments, started = call["function"].get("name") or "", call["function"].get("arguments"), time.monotonic()
     with Progress(name):
         result = tools.run(name, arguments)
-    line = memory.fact(name, arguments, result).line(console.width - 10)
+    spent["tools"] += time.monotonic() - started
+    fact = memory.fact(name, hidden(arguments or ""), type(result)(hidden(result)))  # before it is cut
+    line = fact.line(console.width - 10)
     notice(f"● {line}, {time.monotonic() - started:.1f} s", "cyan", soft_wrap=False, no_wrap=True, overflow="ellipsis")
     return result
 
@@ -329,8 +361,24 @@ def whole_blocks(text: str) -> str:
 
 # ---- the command line ----
 
+def hidden(text: str) -> str:
+    """The text without our API keys."""
+    return re.sub("|".join(map(re.escape, secrets)) or "(?!)", "***", text)
+
+
+def debug_to(file: str | None):
+    """A function that writes a text to the file, or shows it, without anything that looks like a key; None for None."""
+    def masked(text: str) -> str:
+        text = re.sub(r"(\\[nrt])", "\\1\0", hidden(text))  # the n of \n is no part of the word behind it
+        return re.sub(rf"({memory.SECRET})[-\w.+/=]*", "***", text, flags=re.I).replace("\0", "")
+    if not file:
+        return None if file is None else lambda text: notice(masked(text))
+    out = open(file, "a", encoding="utf-8", errors="backslashreplace")
+    return lambda text: print(masked(text), file=out, flush=True)
+
+
 def notice(text: str, style: str = "dim", **options):
-    text = re.sub("|".join(map(re.escape, secrets)) or "(?!)", "***", text)
+    text = hidden(text)
     options = {"style": style, "soft_wrap": not console.is_terminal} | options
     for line in tools.printable(text).split("\n"):
         console.print(indented(line) if console.is_terminal else line, **options)
@@ -391,15 +439,34 @@ def cd(agent: Agent, folder: str = "."):
     notice(os.getcwd())
 
 
+def model_(agent: Agent, choice: str = ""):
+    """show the providers, or choose for the next conversation: /model PROVIDER [MODEL]"""
+    provider, _, name = choice.partition(" ")
+    if provider:
+        tools.demand(provider in models.NAMES, f"there is no {provider}; there are {', '.join(models.NAMES)}")
+        agent.next = Model(tools.settings, agent.model.debug, agent.model.time, provider, name.strip())
+        return notice(f"From /new on: {agent.next.name} at {provider}.")
+    for one in models.PROVIDERS:
+        here, ready = one.name == agent.model.provider.name, models.is_ready(tools.settings, one)
+        model = agent.model.name if here else models.model_of(tools.settings, one)
+        notice(f"{'*' if here else ' '} {one.name:11} {model:18} {f'needs {one.key}' * (not ready)}".rstrip())
+
+
 def usage(agent: Agent):
     """show how many tokens were sent, and how full the window is"""
     total, used, window = agent.model.total, agent.used(), agent.model.window
-    share = 100 * total["cached_tokens"] // max(1, total["prompt_tokens"])
-    notice(f"{total['requests']} requests: {total['prompt_tokens']:,} tokens sent, {share} % of them from the cache; "
-           f"{total['completion_tokens']:,} received\n"
+    notice(f"{bill(total)}\nof these in the latest turn: {bill(total - agent.before)}\n"
            f"prefix breaks, requests that do not begin with the bytes of the one before: {total['breaks']}\n"
            f"phase of the task: {memory.phase(agent.log)}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
+
+
+def bill(tokens: Counter) -> str:
+    sent, cached, written = tokens["prompt_tokens"], tokens["cached_tokens"], tokens["written_tokens"]
+    count, share = tokens["requests"], 100 * cached // max(1, sent)
+    return (f"{count} request{'s' * (count != 1)}: {sent:,} tokens sent, {share} % of them from the cache; "
+            f"{tokens['completion_tokens']:,} received"
+            f"\n  {sent - cached - written:,} fresh, {cached:,} from the cache, {written:,} written to it")
 
 
 def context(agent: Agent):
@@ -431,7 +498,8 @@ def quit_(agent: Agent):
 
 
 COMMANDS = {"/help": help_, "/tools": tools_, "/plan": plan_, "/skills": skills, "/new": new, "/memory": memory_,
-            "/cd": cd, "/compact": Agent.compress, "/usage": usage, "/context": context, "/quit": quit_}
+            "/cd": cd, "/model": model_, "/compact": Agent.compress, "/usage": usage, "/context": context,
+            "/quit": quit_}
 
 
 def one_turn(agent: Agent, request: str) -> int:
@@ -484,6 +552,11 @@ def line_reader(agent: Agent):
             for name in commands or sorted(glob.glob(glob.escape(word) + "*")):
                 yield Completion(name + "/" * os.path.isdir(name), -len(word))
 
+    class Lines(FileHistory):
+        def store_string(self, string):
+            if not memory.is_secret(string):
+                super().store_string(string)
+
     keys, drafts = KeyBindings(), []
 
     @keys.add("s-tab")
@@ -494,9 +567,15 @@ def line_reader(agent: Agent):
     file = memory.file_of("project").with_name("history")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-    history = FileHistory(file) if os.access(file.parent, os.W_OK) else None
+    history = Lines(file) if os.access(file.parent, os.W_OK) else None
     session = PromptSession(history=history, completer=Names(), complete_while_typing=False, key_bindings=keys)
     return lambda: session.prompt(meter, default=drafts.pop() if drafts else "")
+
+
+def load_sdk(name: str):
+    """It takes a second, in which the first line is typed. What goes wrong is told when it is needed."""
+    with suppress(ImportError):
+        import_module(name)
 
 
 def prompt(agent: Agent):
@@ -505,21 +584,22 @@ def prompt(agent: Agent):
     if person:
         notice(f"Rungs {VERSION} · {agent.model.name} · {os.getcwd()}\n/help shows the commands, Ctrl-C stops a turn.")
     read = line_reader(agent)
+    if person:
+        threading.Thread(target=load_sdk, args=[agent.model.provider.format], daemon=True).start()
     while interrupts < 2:
         try:
             line, interrupts = read().strip(), 0
-            if line in COMMANDS:
-                COMMANDS[line](agent)
-            elif line.startswith("/cd "):
-                cd(agent, line[4:].strip())
-                read = line_reader(agent)  # with that project's history
+            name, _, argument = line.partition(" ")
+            if line in COMMANDS or name in ("/cd", "/model"):
+                COMMANDS[name](agent, *[argument.strip()] * bool(argument))
+                read = line_reader(agent) if name == "/cd" else read  # with that project's history
             elif re.fullmatch(r"/\w+", line):
                 notice(f"There is no {line}; /help shows the commands.")
             elif line:
                 one_turn(agent, line)
         except EOFError:
             return
-        except OSError as error:
+        except (OSError, ValueError, tools.ToolError) as error:
             notice(f"Error: {error}", "red")
         except KeyboardInterrupt:
             interrupts += 1
@@ -532,8 +612,10 @@ def main() -> int | None:
     parser.add_argument("--dir", default=".", help="the directory to work in")
     parser.add_argument("--yes", action="store_true", help="allow commands and writes without asking")
     parser.add_argument("--plan", action="store_true", help="plan first; with -p: show the plan, --yes carries it out")
-    parser.add_argument("--debug", action="store_true", help="show requests and replies")
-    parser.add_argument("--time", action="store_true", help="show how long each request took, and its tokens")
+    parser.add_argument("--provider", choices=models.NAMES, default="", help="instead of the first that has a key")
+    parser.add_argument("--model", default="", help="instead of the provider's usual one")
+    parser.add_argument("--debug", metavar="FILE", nargs="?", const="", help="show requests and replies, or write them")
+    parser.add_argument("--time", action="store_true", help="show how long each request took, its tokens, and the sums")
     parser.add_argument("--version", action="version", version=VERSION)
     options = parser.parse_args()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -541,13 +623,15 @@ def main() -> int | None:
     for name in {"SIGTERM", "SIGHUP"} & {*dir(signal)}:
         signal.signal(getattr(signal, name), lambda *_: sys.exit(143))  # running commands end with us
     try:
+        debug = debug_to(options.debug)
         os.chdir(options.dir)
-        sources = dotenv_values(os.path.join(os.path.dirname(__file__), ".env"), encoding="utf-8-sig"), os.environ
+        files = os.path.expanduser("~/.rungs/.env"), os.path.join(os.path.dirname(__file__), ".env")
+        sources = [*(dotenv_values(file, encoding="utf-8-sig") for file in files), os.environ]  # the later counts more
         settings = {key: text.strip() for source in sources for key, text in source.items() if text and text.strip()}
         tools.settings.update(settings)
         secrets.update(tools.keys())
         memory.notice = notice
-        agent = Agent(Model(settings, options.debug, options.time))
+        agent = Agent(Model(settings, debug, options.time, options.provider, options.model))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")
     agent.switch("plan" if options.plan else "normal")
@@ -558,6 +642,8 @@ def main() -> int | None:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes a moment, and then we are gone
         memory.keep(agent.log)
+        if options.time:
+            notice("in all {model:.1f} s for {requests} requests, {tools:.1f} s for tools".format_map(spent))
 
 
 if __name__ == "__main__":

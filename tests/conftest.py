@@ -196,18 +196,21 @@ class Agent:
         self.folder.mkdir()
         self.home.mkdir()
         shutil.copytree(compiled.name, self.program)    # a copy, so that your own .env plays no part
-        ours = re.compile(r".*API_KEY.*|OPENAI_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*|WEB_.*|TZ", re.IGNORECASE)
+        ours = re.compile(r".*API_KEY.*|OPENAI_.*|ANTHROPIC_.*|MODEL|CONTEXT_WINDOW|.*_PROXY|SSL_CERT_.*|PYTHON.*|WEB_.*|TZ",
+                          re.IGNORECASE)
         self.env = {name: value for name, value in os.environ.items() if not ours.match(name)}
         self.env |= {"HOME": str(self.home), "USERPROFILE": str(self.home), "NO_COLOR": "1", "TERM": "xterm",
                      "PROMPT_TOOLKIT_NO_CPR": "1"}
         self.encoding = "utf-8"             # of the console
+        self.format = "openai"              # of the server: whose base URL is set
         self.options = {}                   # of the server
         self.children = []
 
     def prepare(self, script, arguments):
         """Start the model; returns (server, command line, environment)."""
         server = self.model(script, **self.options)
-        env = {"OPENAI_BASE_URL": server.base_url, "PYTHONIOENCODING": self.encoding} | self.env
+        url = {"openai": server.base_url, "anthropic": server.root}[self.format]
+        env = {f"{self.format.upper()}_BASE_URL": url, "PYTHONIOENCODING": self.encoding} | self.env
         return server, [sys.executable, str(self.program / "agent.py"), *arguments], env
 
     def instead(self, command, env):
