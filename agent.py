@@ -31,7 +31,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v1.0"
+VERSION = "v1.1"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -75,7 +75,7 @@ class Model:
 
     def complete(self, messages: list[dict], offered: list[dict], stable: int = 0) -> dict:
         """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError. `stable`: so many
-        messages are the same as in the request before."""
+        messages were an earlier request."""
         request = {"model": self.name, "messages": messages} | ({"tools": offered} if offered else {})
         if self.provider.format == "anthropic":
             request = models.anthropic_request(request, stable, min(self.window // 4, 32_000)) | self.thinking
@@ -155,6 +155,7 @@ class Agent:
 
     def __init__(self, model: Model):
         self.model, self.next, self.sent, self.log = model, None, [], []  # sent: the latest request, tools and messages
+        self.ends = []  # where requests ended that the latest one began with: so far the cache has it
         self.begin()
 
     def begin(self):
@@ -168,6 +169,8 @@ class Agent:
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
         self.log = memory.L2 = [{"role": "system", "content": system}]
+        self.rent = memory.Rent(**models.prices(self.model.url, self.model.name))
+        self.prompt = self.whole = self.hidden = 0  # tokens: of the latest request, without forgetting, their difference
         self.switch("normal")
 
     def switch(self, mode: str):
@@ -192,13 +195,18 @@ class Agent:
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
     def ask(self) -> dict:
+        if self.sent and self.sent[0] != self.tools:
+            self.rent.warm_until = 0  # nothing of what the cache holds begins with these bytes
         self.make_room()
         request = [self.tools, *memory.view(self.log, self.model.window)]
         stable = len([*takewhile(lambda pair: pair[0] == pair[1], zip(request, self.sent))])
         self.model.total["breaks"] += stable < len(self.sent)
+        self.ends = [end for end in self.ends if end <= stable]
+        warm = time.monotonic() <= self.rent.warm_until
+        expected = warm * (self.counted(memory.size(request[:stable])) if stable < len(self.sent) else self.prompt)
         self.sent, sent = request, len(self.log)
         try:
-            message = self.model.complete(request[1:], self.tools, stable - 1)
+            message = self.model.complete(request[1:], self.tools, max(self.ends, default=1) - 1)
         except WindowError:  # the model's window is smaller than CONTEXT_WINDOW says
             window, before = self.model.window, self.used()
             self.model.window = min(window, before) * 3 // 4
@@ -208,8 +216,12 @@ class Agent:
                 raise
             notice(f"The model's window is smaller than {window:,} tokens: going on with {self.model.window:,}.")
             return self.ask()
+        self.ends.append(len(request))
+        self.rent.warm_until = time.monotonic() + self.rent.lifetime
         if count := self.model.usage.get("prompt_tokens"):
             self.measured = sent, count
+            self.model.total.update(expected=min(expected, count), whole=count + self.hidden, old=warm * self.whole)
+            self.prompt, self.whole = count, count + self.hidden
         return message
 
     def used(self) -> int:
@@ -221,13 +233,17 @@ class Agent:
         """Facts before summaries: a summary costs a request, and is less exact."""
         window, fixed, before = self.model.window, memory.size(self.tools), self.used()
         memory.page_tokens = max(window // 8 - 500, window // 16)
-        mask = memory.mask(self.log, window, fixed, before > memory.FULL * window)
+        full = before > memory.FULL * window
+        mask = memory.mask(self.log, window, fixed, full, self.rent)
         if mask:
             self.measured = 0, fixed  # what comes next can only be estimated, so what was before is, too
             before = self.used()
             self.log.append(mask)
+            self.forgot(before - self.used())
             notice(f"Archived {mask['new']} result{'s' * (mask['new'] != 1)}: from about {before:,} "
                    f"to {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+        if not full:
+            return
         if self.used() > (memory.ENOUGH if mask else memory.FULL) * window:
             self.compress()
 
@@ -242,9 +258,19 @@ class Agent:
         before = self.used()
         if record := memory.compress(self.log, window, min(before, window) // 2 - fixed, summarise):
             self.log.append(record)
+            self.forgot(before - self.used())
             tools.active = memory.active_skills(self.log)
         outcome = f"Compressed from about {before:,} to" if record else "Compressing would gain nothing:"
         notice(f"{outcome} {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+
+    def counted(self, estimate: int) -> int:
+        """What the provider would count where we estimate that many tokens; the latest request tells the difference."""
+        return estimate * self.prompt // max(1, memory.size(self.sent))
+
+    def forgot(self, estimate: int):
+        """So many tokens less are sent from now on."""
+        self.hidden += self.counted(estimate)
+        self.rent.paid = self.rent.due = 0
 
     def step(self, message: dict):
         """Run the message's tool calls. Whatever happens, it is kept together with exactly one result for each call:
@@ -455,7 +481,16 @@ def model_(agent: Agent, choice: str = ""):
 def usage(agent: Agent):
     """show how many tokens were sent, and how full the window is"""
     total, used, window = agent.model.total, agent.used(), agent.model.window
+    rent, sent, cached = agent.rent, total["prompt_tokens"], total["cached_tokens"]
+    paid, never = rent.cost(sent, cached), rent.cost(total["whole"], total["old"])
+    recalls = sum(entry["fact"].tool == "recall" for entry in agent.log if "fact" in entry)
     notice(f"{bill(total)}\nof these in the latest turn: {bill(total - agent.before)}\n"
+           f"paid as for {paid:,.0f} tokens of fresh input{f', ${paid * rent.dollars / 1e6:.4f}' * bool(rent.dollars)}, "
+           f"at {rent.read:g} for one from the cache and {rent.write:g} for another:\n"
+           f"  {100 * paid / max(1, never):.0f} % of about {never:,.0f} without forgetting, "
+           f"{100 * paid / max(1, sent):.0f} % of the {sent:,} without a cache\n"
+           f"tokens from the cache: {cached:,} as the server says, {total['expected']:,} expected; recalls: {recalls}\n"
+           f"rent of old results: {rent.paid:,} tokens{f', archived at {rent.due:,.0f}' * bool(rent.due)}\n"
            f"prefix breaks, requests that do not begin with the bytes of the one before: {total['breaks']}\n"
            f"phase of the task: {memory.phase(agent.log)}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")

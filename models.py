@@ -2,7 +2,9 @@
 import json
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 
 class Provider(NamedTuple):
@@ -47,6 +49,14 @@ def model_of(settings: dict[str, str], provider: Provider) -> str:
     """The model to ask there. MODEL is one of the provider that is taken when none is named."""
     usual = provider.name == choose(settings).name and provider.name != "offline"
     return usual and settings.get("MODEL") or provider.model
+
+
+def prices(url: str, model: str) -> dict:
+    """What tokens cost there, from prices.json, as memory.Rent takes it. A name in that file is the beginning of
+    host/model; the longest one that fits counts, and the empty one fits all."""
+    table = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
+    place = f"{urlsplit(url).hostname}/{model}"
+    return table[max((name for name in table if place.startswith(name)), key=len)]
 
 
 def connect(format: str, url: str, key: str):
@@ -158,7 +168,7 @@ def anthropic_request(request: dict, stable: int, room: int) -> dict:
 
     Four blocks are cache breakpoints: up to each of them the provider may read the prompt from its cache, or write it
     there. They are the last tool, the system prompt, the last message, and the last of the first `stable` messages,
-    which are the same as in the request before: after a compression, too, what they hold is in the cache.
+    which were an earlier request: after an archiving, too, what they hold is in the cache.
     https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching"""
     parts, messages, breakpoint = request["messages"], [], {"cache_control": {"type": "ephemeral"}}
     asked = [n for n, message in enumerate(parts) if message["role"] in ("user", "tool")]

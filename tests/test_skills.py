@@ -39,6 +39,7 @@ def converse(project, model):
         server = model(script, window=window)
         setting = {"OPENAI_BASE_URL": server.base_url, "CONTEXT_WINDOW": str(window)}
         agent = rungs.Agent(rungs.Model(setting, False, False))
+        agent.rent.read = 0.001     # with such a price nothing is archived before the window is full
         for turn in turns:
             try:
                 agent.turn(turn)
@@ -303,6 +304,8 @@ def assert_stable(requests):
 
 def test_the_prefix_stays_whatever_is_activated(agent):
     """Also when skills and AGENTS.md change on disk meanwhile: they are read anew with /new."""
+    prices = {"": {"read": 0.001, "write": 1}}      # with them nothing is archived
+    (agent.program / "prices.json").write_text(json.dumps(prices), encoding="utf-8")
     put(agent.folder, "own", skill("own", body="OWN " * 500))
     turns = [[step(activation("research")), "1"],
              [step(call("read_file", path="a.txt"), activation("coding")), "2"],
