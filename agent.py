@@ -31,7 +31,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v1.1"
+VERSION = "v1.2"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -440,8 +440,10 @@ def help_(agent: Agent):
 
 
 def tools_(agent: Agent):
-    """show what the model can do"""
-    notice("\n".join(f"{name:16}{tools.description(function)}" for name, function in tools.offered().items()))
+    """show what the model can do, and what is wrong with tools of yours"""
+    lines = [f"{name:16}{f'(yours, {tools.own[name]}) ' if name in tools.own else ''}{tools.description(function)}"
+             for name, function in tools.offered().items()]
+    notice("\n".join(lines + tools.not_tools))
 
 
 def new(agent: Agent):
@@ -666,6 +668,9 @@ def main() -> int | None:
         tools.settings.update(settings)
         secrets.update(tools.keys())
         memory.notice = notice
+        tools.load_own()  # now and not again: all requests begin with the tools
+        for line in tools.not_tools:
+            notice(line)
         agent = Agent(Model(settings, debug, options.time, options.provider, options.model))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")
