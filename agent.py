@@ -21,7 +21,6 @@ from itertools import takewhile
 from dotenv import dotenv_values
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.text import Text
@@ -32,7 +31,7 @@ import offline
 import plan
 import tools
 
-VERSION = "v1.0"
+VERSION = "v1.2"
 MAX_ROUNDS = 50  # requests in one turn
 WAITS = [1, 3]  # seconds before a request is tried again
 SYSTEM = """You are Rungs, a coding agent on {system} in {directory}. Do the task yourself with the tools: look before
@@ -76,7 +75,7 @@ class Model:
 
     def complete(self, messages: list[dict], offered: list[dict], stable: int = 0) -> dict:
         """Ask, up to three times. Returns the message as models.stream gives it. Raises ModelError. `stable`: so many
-        messages are the same as in the request before."""
+        messages were an earlier request."""
         request = {"model": self.name, "messages": messages} | ({"tools": offered} if offered else {})
         if self.provider.format == "anthropic":
             request = models.anthropic_request(request, stable, min(self.window // 4, 32_000)) | self.thinking
@@ -125,6 +124,7 @@ class Model:
         variables = [f"{name}, " for name in os.environ if re.fullmatch("(all|https?)_proxy|ssl_cert_file", name, re.I)]
         base_url = models.base_url(self.provider)
         advice = ("start a new conversation, or lower CONTEXT_WINDOW" if is_too_long(error) else
+                  f"the server asks to wait {wait:,.0f} s" if (wait := models.asked_wait(error)) else
                   "pip install -r requirements.txt" if isinstance(error, ImportError) else
                   f"check {base_url}, {''.join(variables)}and the network" if status is None else
                   ADVICE.get(status, f"check MODEL and {base_url}").format(self.provider.key))
@@ -135,13 +135,15 @@ def is_too_long(error: Exception) -> bool:
     return getattr(error, "status_code", 400) < 429 and bool(TOO_LONG.search(str(error)))  # "took too long" is a 504
 
 
-def valid(message: dict) -> dict:
-    """The model's message as the next request may carry it: each call with an id, a proper name and JSON arguments."""
+def valid(message: dict, log: list[dict]) -> dict:
+    """The model's message as the next request may carry it: each call with a proper name, JSON arguments and an id that
+    is not in the log yet (some servers count from call_0 in every reply, and some providers refuse that)."""
     kept = {"role": "assistant", "content": message.get("content") or ""}
     kept |= {key: message[key] for key in ["reasoning_content", "blocks"] if message.get(key)}  # they go back
     for call in message.get("tool_calls") or []:
         calls, id, function = kept.setdefault("tool_calls", []), call.get("id"), call["function"]
-        id = f"call_{os.urandom(8).hex()}" if id in [None, "", *(other["id"] for other in calls)] else id
+        taken = {None, "", *(other["id"] for other in calls), *(result.get("tool_call_id") for result in log)}
+        id = f"call_{os.urandom(8).hex()}" if id in taken else id
         name = re.sub("[^a-zA-Z0-9_-]", "_", function.get("name") or "unknown")[:64]
         arguments = json.dumps(tools.parse(function.get("arguments")) or {})
         calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
@@ -153,6 +155,7 @@ class Agent:
 
     def __init__(self, model: Model):
         self.model, self.next, self.sent, self.log = model, None, [], []  # sent: the latest request, tools and messages
+        self.ends = []  # where requests ended that the latest one began with: so far the cache has it
         self.begin()
 
     def begin(self):
@@ -166,6 +169,8 @@ class Agent:
         system = SYSTEM.format(system=sys.platform, directory=os.getcwd()) + skill_index() + conventions()
         system = (system + memory.remembered()).encode("utf-8", "backslashreplace").decode("utf-8")  # stray bytes
         self.log = memory.L2 = [{"role": "system", "content": system}]
+        self.rent = memory.Rent(**models.prices(self.model.url, self.model.name))
+        self.prompt = self.whole = self.hidden = 0  # tokens: of the latest request, without forgetting, their difference
         self.switch("normal")
 
     def switch(self, mode: str):
@@ -190,13 +195,18 @@ class Agent:
         raise ModelError(f"stopped after {MAX_ROUNDS} rounds; to go on, say so")
 
     def ask(self) -> dict:
+        if self.sent and self.sent[0] != self.tools:
+            self.rent.warm_until = 0  # nothing of what the cache holds begins with these bytes
         self.make_room()
         request = [self.tools, *memory.view(self.log, self.model.window)]
         stable = len([*takewhile(lambda pair: pair[0] == pair[1], zip(request, self.sent))])
         self.model.total["breaks"] += stable < len(self.sent)
+        self.ends = [end for end in self.ends if end <= stable]
+        warm = time.monotonic() <= self.rent.warm_until
+        expected = warm * (self.counted(memory.size(request[:stable])) if stable < len(self.sent) else self.prompt)
         self.sent, sent = request, len(self.log)
         try:
-            message = self.model.complete(request[1:], self.tools, stable - 1)
+            message = self.model.complete(request[1:], self.tools, max(self.ends, default=1) - 1)
         except WindowError:  # the model's window is smaller than CONTEXT_WINDOW says
             window, before = self.model.window, self.used()
             self.model.window = min(window, before) * 3 // 4
@@ -206,8 +216,12 @@ class Agent:
                 raise
             notice(f"The model's window is smaller than {window:,} tokens: going on with {self.model.window:,}.")
             return self.ask()
+        self.ends.append(len(request))
+        self.rent.warm_until = time.monotonic() + self.rent.lifetime
         if count := self.model.usage.get("prompt_tokens"):
             self.measured = sent, count
+            self.model.total.update(expected=min(expected, count), whole=count + self.hidden, old=warm * self.whole)
+            self.prompt, self.whole = count, count + self.hidden
         return message
 
     def used(self) -> int:
@@ -219,12 +233,17 @@ class Agent:
         """Facts before summaries: a summary costs a request, and is less exact."""
         window, fixed, before = self.model.window, memory.size(self.tools), self.used()
         memory.page_tokens = max(window // 8 - 500, window // 16)
-        mask = memory.mask(self.log, window, fixed, before > memory.FULL * window)
+        full = before > memory.FULL * window
+        mask = memory.mask(self.log, window, fixed, full, self.rent)
         if mask:
+            self.measured = 0, fixed  # what comes next can only be estimated, so what was before is, too
+            before = self.used()
             self.log.append(mask)
-            self.measured = 0, fixed
+            self.forgot(before - self.used())
             notice(f"Archived {mask['new']} result{'s' * (mask['new'] != 1)}: from about {before:,} "
                    f"to {self.used():,} tokens, {100 * self.used() // window} % of the window.")
+        if not full:
+            return
         if self.used() > (memory.ENOUGH if mask else memory.FULL) * window:
             self.compress()
 
@@ -239,14 +258,24 @@ class Agent:
         before = self.used()
         if record := memory.compress(self.log, window, min(before, window) // 2 - fixed, summarise):
             self.log.append(record)
+            self.forgot(before - self.used())
             tools.active = memory.active_skills(self.log)
         outcome = f"Compressed from about {before:,} to" if record else "Compressing would gain nothing:"
         notice(f"{outcome} {self.used():,} tokens, {100 * self.used() // window} % of the window.")
 
+    def counted(self, estimate: int) -> int:
+        """What the provider would count where we estimate that many tokens; the latest request tells the difference."""
+        return estimate * self.prompt // max(1, memory.size(self.sent))
+
+    def forgot(self, estimate: int):
+        """So many tokens less are sent from now on."""
+        self.hidden += self.counted(estimate)
+        self.rent.paid = self.rent.due = 0
+
     def step(self, message: dict):
         """Run the message's tool calls. Whatever happens, it is kept together with exactly one result for each call:
         a provider refuses every later request of a conversation in which one is missing."""
-        kept, calls, results = valid(message), message.get("tool_calls") or [], []
+        kept, calls, results = valid(message, self.log), message.get("tool_calls") or [], []
         if calls and kept["content"] and not SCREEN:
             notice(kept["content"])
         try:
@@ -335,6 +364,8 @@ class Progress:
         if self.kind == "thinking" and text.strip():
             notice(text.rstrip("\n"), "dim italic")
         elif text.strip() and SCREEN:
+            from rich.markdown import Markdown  # not before there is some: it takes a while
+
             page.print(Markdown(re.sub(r"&#?\w+;", printable_entity, tools.printable(text))))
 
 
@@ -409,8 +440,10 @@ def help_(agent: Agent):
 
 
 def tools_(agent: Agent):
-    """show what the model can do"""
-    notice("\n".join(f"{name:16}{tools.description(function)}" for name, function in tools.offered().items()))
+    """show what the model can do, and what is wrong with tools of yours"""
+    lines = [f"{name:16}{f'(yours, {tools.own[name]}) ' if name in tools.own else ''}{tools.description(function)}"
+             for name, function in tools.offered().items()]
+    notice("\n".join(lines + tools.not_tools))
 
 
 def new(agent: Agent):
@@ -450,7 +483,16 @@ def model_(agent: Agent, choice: str = ""):
 def usage(agent: Agent):
     """show how many tokens were sent, and how full the window is"""
     total, used, window = agent.model.total, agent.used(), agent.model.window
+    rent, sent, cached = agent.rent, total["prompt_tokens"], total["cached_tokens"]
+    paid, never = rent.cost(sent, cached), rent.cost(total["whole"], total["old"])
+    recalls = sum(entry["fact"].tool == "recall" for entry in agent.log if "fact" in entry)
     notice(f"{bill(total)}\nof these in the latest turn: {bill(total - agent.before)}\n"
+           f"paid as for {paid:,.0f} tokens of fresh input{f', ${paid * rent.dollars / 1e6:.4f}' * bool(rent.dollars)}, "
+           f"at {rent.read:g} for one from the cache and {rent.write:g} for another:\n"
+           f"  {100 * paid / max(1, never):.0f} % of about {never:,.0f} without forgetting, "
+           f"{100 * paid / max(1, sent):.0f} % of the {sent:,} without a cache\n"
+           f"tokens from the cache: {cached:,} as the server says, {total['expected']:,} expected; recalls: {recalls}\n"
+           f"rent of old results: {rent.paid:,} tokens{f', archived at {rent.due:,.0f}' * bool(rent.due)}\n"
            f"prefix breaks, requests that do not begin with the bytes of the one before: {total['breaks']}\n"
            f"phase of the task: {memory.phase(agent.log)}\n"
            f"[{'#' * min(20, 20 * used // window):·<20}] {used:,} of {window:,} tokens in the window")
@@ -583,8 +625,7 @@ def prompt(agent: Agent):
         threading.Thread(target=load_sdk, args=[agent.model.provider.format], daemon=True).start()
     while interrupts < 2:
         try:
-            line = read().strip()
-            interrupts = 0
+            line, interrupts = read().strip(), 0
             name, _, argument = line.partition(" ")
             if line in COMMANDS or name in ("/cd", "/model"):
                 COMMANDS[name](agent, *[argument.strip()] * bool(argument))
@@ -627,6 +668,9 @@ def main() -> int | None:
         tools.settings.update(settings)
         secrets.update(tools.keys())
         memory.notice = notice
+        tools.load_own()  # now and not again: all requests begin with the tools
+        for line in tools.not_tools:
+            notice(line)
         agent = Agent(Model(settings, debug, options.time, options.provider, options.model))
     except (OSError, ValueError, tools.ToolError) as error:
         parser.error(f"{error} (check --dir, .env and CONTEXT_WINDOW)")

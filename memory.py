@@ -7,6 +7,7 @@ of what was done; L1, the view; L2, the log, from which recall gives back any re
 """
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ import tools
 
 FULL = 0.95  # of the window: then room must be made
 ENOUGH = 0.6  # of the window: what archiving must bring it down to, or a summary follows
-OLD = 0.25  # of the window: old results that take more are archived, all at once
+LEAST = 60  # tokens that archiving a result must save
 STAY = 0.1  # of the window: what old results may take that a phase keeps
 # What archiving leaves alone in each phase: the results of the task's first and of the last steps, so many of each, and
 # old results of these tools.
@@ -114,17 +115,17 @@ def told(result: dict, room: int = 140) -> str:
 
 def view(log: list[dict], window: int) -> list[dict]:
     """What is sent: the log, with the newest record in the place of what it covers, with old results as their facts and
-    long ones cut, and with the ledger behind the message that was the task when it was written."""
+    long ones cut, and with the ledger where it was written: there the next archiving changes the view anyway."""
     record, archived = newest(log, "record"), newest(log, "mask")["archived"]
 
     def part(start: int, end: int) -> list[dict]:
         return [shown(log[n], window, n in archived) for n in range(start, end) if log[n]["role"] not in MARKS]
-    sent = part(0, record["start"]) + record["messages"] + part(record["end"], len(log))
-    text, task = noted(log)
-    places = [n for n, message in enumerate(sent) if text and message is log[task]]
-    for n in places[-1:]:  # a record may repeat the task
+    text, place = noted(log)
+    sent = part(0, record["start"]) + record["messages"] + part(record["end"], place)
+    places = [n for n, message in enumerate(sent) if text and message["role"] in ("user", "tool")]
+    for n in places[-1:]:
         sent[n] = sent[n] | {"content": f"{sent[n]['content']}\n{text}"}
-    return sent
+    return sent + part(place, len(log))
 
 
 def newest(log: list[dict], mark: str) -> dict:
@@ -133,35 +134,73 @@ def newest(log: list[dict], mark: str) -> dict:
 
 
 def noted(log: list[dict]) -> tuple[str, int]:
-    """The newest ledger, and where in the log its task is. A new one is written when the view changes anyway."""
-    return next(((entry["ledger"], entry["task"]) for entry in reversed(log) if entry.get("ledger")), ("", 0))
+    """The newest ledger, and where in the log it was written. A new one is written when the view changes anyway."""
+    return next(((log[n]["ledger"], n) for n in reversed(range(len(log))) if log[n].get("ledger")), ("", len(log)))
 
 
-def mask(log: list[dict], window: int, fixed: int, full: bool) -> dict | None:
-    """Archive all old results, once they take a quarter of the window or it is full; None if it is not time.
+@dataclass
+class Rent:
+    """When archiving pays. Old results cost a little with each request, their rent: they are read from the cache once
+    more. To archive them has its price: what follows the first of them must be sent anew, once. Nobody knows how many
+    requests are still to come, and nobody has to: the rent is added up, and when it has reached `patience` times the
+    price, they are archived. The price is then at most half of the rent, so that no session costs more than one and a
+    half times what it costs never to archive. (This is the ski rental problem; its first use on caches: Karlin,
+    Manasse, Rudolph, Sleator: "Competitive Snoopy Caching", 1988.)
 
-    Seldom and all at once: each time, what follows the first changed message must be sent anew, at the full price.
+    `read`, `write`: the price of a token that is read from the cache, and of one that is not; fresh input costs 1, or
+    `dollars` a million. `lifetime`: seconds for which the cache keeps a prompt; after them there is nothing to lose.
+    """
+    read: float
+    write: float
+    lifetime: float = math.inf
+    dollars: float = 0
+    paid: int = 0  # tokens, since the latest archiving
+    due: float = 0  # tokens at which it is time
+    warm_until: float = math.inf  # in time.monotonic's seconds
+
+    @property
+    def patience(self) -> float:
+        """Twice the number of requests after which a token that is archived would have cost as much as one that is
+        sent anew."""
+        return max(2, 2 * (self.write - self.read) / self.read)
+
+    def is_due(self, waste: int, resend: int) -> bool:
+        """Another request: `waste` tokens of it could be archived, and then `resend` would be sent anew."""
+        self.paid, self.due = self.paid + waste, self.patience * resend
+        return self.paid >= self.due or time.monotonic() > self.warm_until
+
+    def cost(self, tokens: int, cached: int) -> float:
+        """Of prompts with so many tokens, in tokens of fresh input."""
+        return self.write * (tokens - cached) + self.read * cached
+
+
+def mask(log: list[dict], window: int, fixed: int, full: bool, rent: Rent) -> dict | None:
+    """Archive all old results, once their rent is due or the window is full; None if it is not time.
+
     `fixed` is what else is in the window, in tokens. The mask also says how many results are `new` in it, and has the
-    ledger and the place of the `task` that it is shown with, the user's latest message.
+    ledger.
     """
     record, known = newest(log, "record"), newest(log, "mask")["archived"]
     passed_over = {*known, *range(record["start"], record["end"]), *skill_texts(log).values()}
     steps = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
     task = max(n for n, entry in enumerate(log) if entry["role"] == "user")
-    results = [n for n, entry in enumerate(log) if entry.get("gain", 0) > 0 and n not in passed_over]
+    results = [n for n, entry in enumerate(log) if entry.get("gain", 0) >= LEAST and n not in passed_over]
     for first, last, kept in [PHASES[phase(log)], *LESS]:
         start, end = [*(n for n in steps if n > task), len(log)][:first + 1][-1], [0, *steps][-last:][0]
         old = {n for n in results if (n < task or n > start) and n < end}
-        room = STAY * window
+        room = STAY * window * full  # when the rent is due, all go
         for n in sorted(old, reverse=True):
             room -= log[n]["gain"] * (log[n]["fact"].tool in kept)
             if log[n]["fact"].tool in kept and room > 0:
                 old.remove(n)
-        new = {"role": "mask", "archived": known | old, "new": len(old), "ledger": ledger(log),
-               "task": max(n for n, entry in enumerate(log) if entry["role"] == "user")}
-        if not full and (first, last, kept) not in LESS and sum(log[n]["gain"] for n in old) < OLD * window:
+        text, place = noted(log)
+        waste = sum(log[n]["gain"] for n in old) - LEDGER * (not text)  # there will be one
+        resend = size([shown(log[n], window, n in known) for n in range(min(*old, place), steps[-1])  # it moves
+                       if log[n]["role"] not in MARKS]) - waste if old else 0
+        if not full and not (waste > 0 and rent.is_due(waste, resend)):
             return None
-        if fixed + size(view([*log, new], window)) <= ENOUGH * window:
+        new = {"role": "mask", "archived": known | old, "new": len(old), "ledger": ledger(log)}
+        if not full or fixed + size(view([*log, new], window)) <= ENOUGH * window:
             break
     return new if old else None
 
@@ -222,7 +261,7 @@ def compress(log: list[dict], window: int, goal: int, summarise) -> dict | None:
     text = tools.fenced("record", title, summary + quotes)
     messages = [{"role": "user", "content": text}] + [log[latest]] * (latest < end)
     record = {"role": "record", "start": start, "end": end, "content": summary, "messages": messages, "quoted": said,
-              "ledger": ledger(log), "task": latest}
+              "ledger": ledger(log)}
     return record if size(view([*log, record], window)) < size(view(log, window)) else None
 
 
@@ -263,6 +302,7 @@ class Fact:
     whole: bool = False
     failed: bool = False
 
+    @lru_cache(maxsize=4096)
     def line(self, room: int = 140) -> str:
         """In at most so many characters: 160 with the marks before it. The detail gives way before the target."""
         tool, outcome = shorten(self.tool, 40), shorten(self.outcome, 60)
@@ -308,6 +348,7 @@ def reading(values: dict, result: str) -> tuple:
     return values["path"], f"({', '.join(filter(None, [lines, language(values['path'])]))})"
 
 
+@lru_cache(maxsize=4096)
 def language(path: str) -> str:
     from pygments.lexers import find_lexer_class_for_filename
 
@@ -497,10 +538,11 @@ def pages_of(text: str) -> list[str]:
 def layers(log: list[dict], window: int, fixed: int) -> str:
     """For a person: the layers with their tokens, estimated. `fixed`: tokens of the tools' definitions."""
     sent, held, ledger = view(log, window), [entry for entry in log if "fact" in entry], noted(log)[0]
+    sent = [one | {"content": one["content"].replace(f"\n{ledger}" * bool(ledger), "")} for one in sent]
     results = [message for message in sent if message["role"] == "tool"]
     old = [message for message in results if message["content"].startswith("[archived] ")]
     rows = {"tools and system prompt": fixed + size(sent[:1]), "L0: the ledger": estimate(ledger) * bool(ledger)}
-    rows |= {"L1: what was said and called": size(sent) - size(sent[:1]) - size(results) - rows["L0: the ledger"],
+    rows |= {"L1: what was said and called": size(sent) - size(sent[:1]) - size(results),
              f"L1: results: {len(results) - len(old)}": size(results) - size(old),
              f"L1: archived results: {len(old)}": size(old)}
     rows["in all"] = sum(rows.values())

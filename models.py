@@ -2,7 +2,9 @@
 import json
 import re
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 
 class Provider(NamedTuple):
@@ -49,9 +51,17 @@ def model_of(settings: dict[str, str], provider: Provider) -> str:
     return usual and settings.get("MODEL") or provider.model
 
 
+def prices(url: str, model: str) -> dict:
+    """What tokens cost there, from prices.json, as memory.Rent takes it. A name in that file is the beginning of
+    host/model; the longest one that fits counts, and the empty one fits all."""
+    table = json.loads(Path(__file__).with_name("prices.json").read_text(encoding="utf-8"))
+    place = f"{urlsplit(url).hostname}/{model}"
+    return table[max((name for name in table if place.startswith(name)), key=len)]
+
+
 def connect(format: str, url: str, key: str):
     """The SDK's client; it does not retry by itself. Raises what the SDK raises for a proxy or a key that cannot be."""
-    here = re.match(r"https?://(localhost|127\.0\.0\.1|\[::1\])\b", url)  # then without a proxy
+    here = re.match(r".*//(localhost|127\.[\d.]+|\[::1])(:|/|$)", url)  # then without a proxy
     if format == "openai":
         import openai
 
@@ -91,7 +101,10 @@ def stream(format: str, client, request: dict):
 
 def openai_stream(client, request: dict):
     message = {"content": "", "tool_calls": [], "reasoning_content": "", "finish_reason": None}
-    for chunk in client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}):
+    # The SDK looks at each part of its arguments, which in a long session takes longer than all that we do. What is in
+    # extra_body takes the place of arguments of that name as it is; the bytes that are sent are the same.
+    for chunk in client.chat.completions.create(model=request["model"], messages=[], extra_body=request, stream=True,
+                                                stream_options={"include_usage": True}):
         if chunk.usage:
             yield StreamEvent("usage", usage_of(chunk.usage.to_dict()))
         for choice in chunk.choices or []:  # the first and the last chunk may have none
@@ -107,8 +120,7 @@ def openai_stream(client, request: dict):
                 collect(message["tool_calls"], fragment)
     if message["finish_reason"] is None:
         raise BrokenStream("the reply broke off")
-    for call in message["tool_calls"]:
-        yield StreamEvent("tool_call", call)
+    yield from (StreamEvent("tool_call", call) for call in message["tool_calls"])
     yield StreamEvent("done", message)
 
 
@@ -156,7 +168,7 @@ def anthropic_request(request: dict, stable: int, room: int) -> dict:
 
     Four blocks are cache breakpoints: up to each of them the provider may read the prompt from its cache, or write it
     there. They are the last tool, the system prompt, the last message, and the last of the first `stable` messages,
-    which are the same as in the request before: after a compression, too, what they hold is in the cache.
+    which were an earlier request: after an archiving, too, what they hold is in the cache.
     https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching"""
     parts, messages, breakpoint = request["messages"], [], {"cache_control": {"type": "ephemeral"}}
     asked = [n for n, message in enumerate(parts) if message["role"] in ("user", "tool")]
@@ -191,7 +203,8 @@ def blocks_of(message: dict) -> list[dict]:
 
 def anthropic_stream(client, request: dict):
     parts, blocks, usage, finish = [], {}, {}, None  # blocks: those of parts by their index, the latest of each
-    for event in client.messages.create(**request, stream=True):
+    for event in client.messages.create(model=request["model"], max_tokens=request["max_tokens"], messages=[],
+                                        extra_body=request, stream=True):  # as in OpenAI's format
         said = {}
         if event.type in ("message_start", "message_delta"):  # servers tell different parts of the usage in each
             told = event.message.usage if event.type == "message_start" else event.usage
@@ -216,8 +229,8 @@ def anthropic_stream(client, request: dict):
         yield StreamEvent("usage", {"prompt_tokens": usage.get("input_tokens", 0) + cached + written,
                                     "cached_tokens": cached, "written_tokens": written,
                                     "completion_tokens": usage.get("output_tokens", 0)})
-    # Empty texts are refused, and so is thinking that came without its signature.
-    parts = [block for block in parts if block.get("signature" if block["type"] == "thinking" else "text", "-").strip()]
+    needed = {"thinking": "signature", "text": "text"}  # blocks without these are refused when they go back
+    parts = [block for block in parts if block["type"] not in needed or block.get(needed[block["type"]], "").strip()]
     calls = [{"id": block.get("id"), "index": n, "function": {
         "name": block.get("name"), "arguments": block.get("partial_json") or json.dumps(block.get("input") or {})}}
         for n, block in enumerate(parts) if block["type"] == "tool_use"]
@@ -230,7 +243,7 @@ def anthropic_stream(client, request: dict):
 
 def is_passing(provider: Provider, error: Exception) -> bool:
     """Whether the same request may succeed in a moment: the server is overloaded, or the connection broke."""
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) or asked_wait(error) > 60:
         return False
     import httpx2
 
@@ -252,7 +265,7 @@ def reason(error: Exception) -> str:
     return f"{getattr(error, 'status_code', 'error')}: {said}" if said else str(error.__cause__ or error)
 
 
-def asked_wait(error: Exception) -> float | None:
-    """The seconds that a Retry-After header asks for, if they are at most 60 (RFC 9110, section 10.2.3)."""
+def asked_wait(error: Exception) -> float:
+    """The seconds that a Retry-After header asks for, 0 if there is none (RFC 9110, section 10.2.3)."""
     asked = error.response.headers.get("retry-after", "") if hasattr(error, "response") else ""
-    return float(asked) if asked.replace(".", "", 1).isdecimal() and float(asked) <= 60 else None
+    return float(asked) if asked.replace(".", "", 1).isdecimal() else 0

@@ -3,21 +3,24 @@
 A tool returns text for the model. What goes wrong is an answer too, a line that starts with "Error: ", so that the
 model can try again; no tool call ends the session.
 """
+import ast
 import ipaddress
 import os
 import re
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, TimeoutError
-from contextlib import suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from functools import partial
-from inspect import getdoc, signature
+from inspect import getdoc, iscoroutinefunction, signature
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from types import ModuleType
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -54,6 +57,7 @@ def tool(function=None, *, writes=True, only=None):
     """
     if function is None:
         return partial(tool, writes=writes, only=only)
+    demand(function.__name__ not in TOOLS, f"there is another tool {function.__name__}, which stays")
     function.writes, function.only = writes, only
     TOOLS[function.__name__] = function
     return function
@@ -100,8 +104,12 @@ def run(name: str, arguments: str) -> str:
         problems = "; ".join(" ".join([*map(str, problem["loc"]), problem["msg"]]) for problem in error.errors())
         return Failure(f"Error: bad arguments: {problems}. {usage}")
     except Exception as error:
-        kind = "" if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: "
-        return Failure(f"Error: {kind}{error}")
+        return Failure(f"Error: {reason(error)}")
+
+
+def reason(error: BaseException) -> str:
+    kind = "" if isinstance(error, (ToolError, OSError)) else f"{type(error).__name__}: "
+    return f"{kind}{error}".encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def parse(arguments: str | None) -> dict | None:
@@ -237,9 +245,8 @@ def edit_file(path: Text, old_text: Text, new_text: str) -> str:
 @tool(writes=False)
 def list_dir(path: Text = ".") -> str:
     """List a directory; sizes in bytes."""
-    entries = sorted(os.scandir(inside(path)), key=lambda entry: entry.name)
-    lines = [e.name.replace("\n", "\\n") + ("/" if e.is_dir() else f"  {e.stat(follow_symlinks=False).st_size}")
-             for e in entries[:500]]
+    entries = sorted(inside(path).iterdir())
+    lines = [e.name.replace("\n", "\\n") + ("/" if e.is_dir() else f"  {e.lstat().st_size}") for e in entries[:500]]
     lines += [f"[… and {len(entries) - 500} more]"] * (len(entries) > 500)
     return printable("\n".join(lines)) or "[empty directory]"
 
@@ -389,8 +396,7 @@ def web_read(url: Text, page: Count = 1) -> str:
     """Read a page of the web as text."""
     demand(re.match("https?://", url, re.I), "only http:// and https:// addresses can be read")
     address, kind, text = within(60, lambda: fetch(url))
-    if "html" in kind:
-        text = html_to_markdown(text)
+    text = html_to_markdown(text) if "html" in kind else text
     pages = [text[start:start + 10_000] for start in range(0, len(text), 10_000)] or ["[empty page]"]
     demand(page <= len(pages), f"{url} has only {len(pages)} pages")
     more = f"; go on with page={page + 1}" * (page < len(pages))
@@ -532,3 +538,73 @@ def activate_skill(name: Text) -> str:
     whose, _, text = found[name]
     more = f"\n[only the first 20,000 of {len(text):,} characters]" * (len(text) > 20_000)
     return fenced("skill", f"{name} ({whose})", text[:20_000] + more)
+
+
+# ---- tools of your own ----
+
+own = {}  # name of a tool -> name of the file that it is from
+not_tools = []  # a line for each file that says @tool, or cannot be read, and brings none
+
+
+def load_own():
+    """Run the files in ~/.rungs/tools that define a tool, in the order of their names. A file brings all of its tools
+    or none; one without @tool is not run, but the others can import it.
+
+    A project cannot bring tools: to start the agent in somebody's repository would be to run somebody's code.
+    """
+    folder = Path.home() / ".rungs/tools"
+    sys.path.append(str(folder))  # behind all others, so that no file there takes the place of another module
+    for path in sorted(folder.glob("[!.]*.py")):
+        before = set(TOOLS)
+        try:
+            program = ast.parse(load(path)[0], path.name)
+            if any(map(says_tool, ast.walk(program))):
+                execute(program, path)
+                new = {name: foreign()(checked(function)) for name, function in TOOLS.items() if name not in before}
+                demand(new, "its @tool is another one: it needs `from tools import tool`")
+                TOOLS.update(new)
+                own.update(dict.fromkeys(new, path.name))
+        except Exception as error:
+            not_tools.append(f"Not a tool: {path}: {' '.join(reason(error).split())[:200]}")
+            for name in TOOLS.keys() - before:
+                del TOOLS[name]
+
+
+def says_tool(node: ast.AST) -> bool:
+    """Whether it is a definition below @tool or @tools.tool, with or without arguments."""
+    marks = [ast.unparse(getattr(mark, "func", mark)) for mark in getattr(node, "decorator_list", [])]
+    return "tool" in marks or "tools.tool" in marks
+
+
+def execute(program: ast.Module, path: Path):
+    """Import what was looked at. The module is known by its path, for a file may well be called json.py."""
+    module = sys.modules[str(path)] = ModuleType(str(path))
+    vars(module).update(__file__=str(path), exit=sys.exit, quit=sys.exit)  # Python's own exit() closes our stdin
+    with foreign():
+        exec(compile(program, path, "exec"), vars(module))
+
+
+@contextmanager
+def foreign():
+    """Around code that is not ours: what it prints is not the answer, and what it raises does not end the session."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (SystemExit, pydantic.ValidationError) as error:  # the latter is not about the arguments of the call
+        if getattr(error, "code", None) == 143:  # our own exit, at SIGTERM
+            raise
+        raise ToolError(reason(error))
+
+
+def checked(function):
+    """The function, if the model can be told what it is for and what it takes: for a provider, names are ASCII."""
+    name, parameters = function.__name__, signature(function).parameters.values()
+    demand(description(function), f"{name} has no docstring")
+    for one in parameters:
+        demand(one.annotation is not one.empty, f"{name} does not say of which type {one} is")
+        demand(one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY), f"{name} takes {one}, which has no name")
+    for one in [name, *(one.name for one in parameters)]:
+        demand(re.fullmatch("[a-zA-Z0-9_]{1,64}", one), f"{one} is no name of ASCII letters, digits and _, at most 64")
+    demand(not iscoroutinefunction(function), f"{name} is async, and must be a plain def")
+    definition(function)  # fails if JSON has nothing for a type
+    return function

@@ -34,7 +34,7 @@ POSIX = os.name != "nt"
 posix_only = pytest.mark.skipif(not POSIX, reason="needs a POSIX terminal, shell or file system")
 
 compiled = tempfile.TemporaryDirectory()    # the program with its bytecode: compiling it for every test takes seconds
-for file in ROOT.glob("*.py"):
+for file in [*ROOT.glob("*.py"), *ROOT.glob("prices.json")]:
     shutil.copy(file, compiled.name)
 for folder in ROOT.glob("skills"):
     shutil.copytree(folder, Path(compiled.name, "skills"))

@@ -46,9 +46,14 @@ def archived(messages):
     return [n for n, message in enumerate(messages) if message["role"] == "tool" and MARK.match(message["content"])]
 
 
-def masked(log, full=False, fixed=0):
+def due():
+    """What old results owe, when any amount is enough."""
+    return memory.Rent(0.25, 1, paid=10**9)
+
+
+def masked(log, full=False, fixed=0, rent=None):
     """The log with a mask, if it is time for one, and what is sent then."""
-    mask = memory.mask(log, WINDOW, fixed, full)
+    mask = memory.mask(log, WINDOW, fixed, full, rent or memory.Rent(0.25, 1))
     log = [*log, mask] if mask else log
     return log, memory.view(log, WINDOW)
 
@@ -63,35 +68,40 @@ def no_ledger():
 
 # When, and what
 
-def test_not_before_a_quarter_and_then_all_at_once():
-    log, places = history(*[[QUARTER]] * 3, ["ok"], *[["ok"]] * 4), []
+def test_not_before_the_rent_is_due_and_then_all_at_once():
+    """With the prices for when none are known, old results must have cost six times what follows the first of them."""
+    log, places, rent, owed = history(*[[QUARTER]] * 3, ["ok"], *[["ok"]] * 4), [], memory.Rent(0.25, 1), []
     while not places:
         add(log, QUARTER)
-        before, (_, sent) = memory.view(log, WINDOW), masked(log)
+        before, (_, sent) = memory.view(log, WINDOW), masked(log, rent=rent)
         places = archived(sent)
-    recent = [n for n, entry in enumerate(log) if entry["role"] == "assistant"][-4]     # the last 4 steps stay
-    assert places == [n for n in range(recent) if log[n]["content"] == QUARTER]
+        *steps, last = [n for n, entry in enumerate(log) if entry["role"] == "assistant"]
+        old = [n for n in range(steps[-3]) if log[n]["content"] == QUARTER]     # the last 4 steps stay
+        waste = sum(log[n]["gain"] for n in old) - 200      # for the ledger
+        owed.append((sum(one for one, _ in owed[-1:]) + waste, 6 * (memory.size(before[old[0]:last]) - waste)))
+    assert places == old and len(owed) > 3
+    assert [paid >= price for paid, price in owed] == [False] * (len(owed) - 1) + [True]
     saved = [memory.size([before[n]]) - memory.size([sent[n]]) for n in places]
-    assert sum(saved) >= WINDOW / 4 > sum(saved[1:])
+    assert saved == [log[n]["gain"] for n in places]
 
 
 def test_a_full_window_archives_also_less():
     log = history([QUARTER], *[["ok"]] * 4)
     assert archived(masked(log)[1]) == [] and archived(masked(log, full=True)[1]) == [5]
-    assert memory.mask(history(["ok"] * 3, *[["ok"]] * 6), WINDOW, 0, True) is None     # there is nothing to gain
+    assert masked(history(["ok"] * 3, *[["ok"]] * 6), full=True)[0][-1]["role"] != "mask"     # there is nothing to gain
 
 
 @pytest.mark.parametrize("calls, stay", [(1, 4), (2, 2), (4, 1), (8, 1)])
 def test_the_protection_shrinks_if_the_last_steps_are_too_long(calls, stay):
     """Each result takes a tenth of the window."""
     log = history(*[[TENTH] * calls] * 8)
-    _, sent = masked(log)
+    _, sent = masked(log, full=True)
     assert archived(sent) == [n for n, entry in enumerate(log) if "fact" in entry][1:-calls * stay]
 
 
 def test_what_else_is_in_the_window_counts():
     log = history(*[[TENTH]] * 8)
-    protected = [sum("fact" in entry for entry in log) - len(archived(masked(log, fixed=fixed)[1]))
+    protected = [sum("fact" in entry for entry in log) - len(archived(masked(log, full=True, fixed=fixed)[1]))
                  for fixed in (0, WINDOW // 4, WINDOW // 2)]
     assert protected == [5, 3, 2]       # with the first one, which is short
 
@@ -106,7 +116,7 @@ def test_user_messages_skills_and_call_arguments_are_untouched():
     add(log, QUARTER, text="I say so. " * 200)
     for _ in range(4):
         add(log, "ok")
-    before, (_, sent) = memory.view(log, WINDOW), masked(log)
+    before, (_, sent) = memory.view(log, WINDOW), masked(log, full=True)
     places = archived(sent)
     [first, newest] = [n for n, entry in enumerate(log) if entry["content"] == skill]
     assert first in places and newest not in places and sent[newest]["content"].endswith(skill)
@@ -116,7 +126,7 @@ def test_user_messages_skills_and_call_arguments_are_untouched():
 
 
 def test_an_archived_result_is_its_number_and_its_fact():
-    log, sent = masked(history(*[["first line\n" * 900]] * 9))
+    log, sent = masked(history(*[["first line\n" * 900]] * 9), rent=due())
     texts = [sent[n]["content"] for n in archived(sent)]
     assert texts == [f"[archived] [r{n}] noise {'a' * 50} → 900 lines: first line" for n in range(2, len(texts) + 2)]
     for n in archived(sent):
@@ -165,7 +175,7 @@ def test_whatever_happened_the_view_is_valid(actions, window):
     for kind, value in actions:
         before, frozen = memory.view(log, window), copy.deepcopy(log)
         if kind == "mask":
-            mask = memory.mask(log, window, 0, value)
+            mask = memory.mask(log, window, 0, value, due())
             assert log == frozen
             if mask:
                 log = [*log, mask]
@@ -174,7 +184,7 @@ def test_whatever_happened_the_view_is_valid(actions, window):
                 assert len(sent) == len(before) and memory.size(sent) < memory.size(before)
                 assert changed == [n for n in archived(sent) if n not in archived(before)]
                 assert len(changed) == mask["new"] > 0
-                assert memory.mask(log, window, 0, False) is None       # one mask does it all
+                assert memory.mask(log, window, 0, False, due()) is None       # one mask does it all
         elif kind == "compress":
             record = memory.compress(log, window, value, lambda request: "S")
             assert log == frozen
@@ -278,3 +288,21 @@ def test_each_masking_is_said_and_counted(agent):
         assert 0 <= int(size.replace(",", "")) - prompt_size(run.requests[n]) < 800     # an estimate, rather too much
     assert re.search(rf"^prefix breaks, .*: {len(breaks)}$", run.err, re.M)
     assert messages[-1][archived(messages[-1])[0]]["content"] == "[archived] [r2] read_file a.txt (120 lines)"
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_what_is_said_of_a_masking_can_be_compared(agent, monkeypatch, share):
+    """Whatever the server counts, fewer tokens than we estimate or more: "from" and "to" are of one kind."""
+    count = offline.OPENAI.usage
+    monkeypatch.setattr(offline.OPENAI, "usage", lambda *arguments: (usage := count(*arguments)) | {
+        "prompt_tokens": int(share * usage["prompt_tokens"])})
+    agent.env["CONTEXT_WINDOW"], agent.options = "12000", {"window": 12_000}
+    (agent.folder / "a.txt").write_text("the port is 8472\n" * 120, encoding="utf-8")
+    run = agent.run([step(call("read_file", path="a.txt"))] * 18 + ["done"], "--yes", "-p", "go")
+    said = [[int(number.replace(",", "")) for number in found]
+            for found in re.findall(r"Archived .* from about ([\d,]+) to ([\d,]+) tokens", run.err)]
+    gains = [prompt_size(before) - prompt_size(after) for before, after in zip(run.requests, run.requests[1:])
+             if len(archived(before.body["messages"])) < len(archived(after.body["messages"]))]
+    assert said and len(said) == len(gains) and "Compress" not in run.err
+    for (before, after), gain in zip(said, gains):
+        assert 0 < before - after - gain < 1_500, (before, after, gain)     # the latest result came between the two

@@ -179,6 +179,12 @@ def test_a_proxy_is_not_asked_for_this_machine(agent):
     assert agent.task(["ok"]).out == "ok\n"
 
 
+@pytest.mark.parametrize("host, here", [("[::1]", True), ("localhost", True), ("localhost.invalid", False)])
+def test_this_machine_has_several_names(agent, host, here):
+    agent.env |= {"OPENAI_BASE_URL": f"http://{host}:9/v1", "ALL_PROXY": "nonsense://127.0.0.1:9"}
+    assert ("scheme" in agent.run([], "-p", "go").err) != here
+
+
 # Errors name the setting to change
 
 def says(run, *words):
@@ -235,6 +241,16 @@ def test_a_window_that_is_none(agent, value):
 
 def test_an_empty_answer_is_a_failure(agent):
     says(go(agent, [""]), "empty", "no answer")
+
+
+def test_a_package_that_is_missing(agent):
+    stub = agent.home / "stubs" / "openai.py"
+    stub.parent.mkdir()
+    stub.write_text("raise ModuleNotFoundError(\"No module named 'openai'\")\n", encoding="utf-8")
+    agent.env["PYTHONPATH"] = str(stub.parent)
+    run = go(agent)
+    says(run, "pip install -r requirements.txt")
+    assert "'openai'" in run.err and run.requests == []
 
 
 TROUBLES = [    # reply, what the person must see of it

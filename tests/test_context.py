@@ -233,7 +233,7 @@ def test_a_faulty_summary_neither_ends_nor_repeats(talk, capsys, kind):
     assert all(f"turn {n}" in last for n in range(10))      # what the user said stays
 
 
-def test_a_session_of_500_messages_is_never_refused(talk):
+def test_a_session_of_300_messages_is_never_refused(talk):
     """Chinese and English, long and short results, up to twelve calls at once, summaries good and bad."""
     choose = random.Random(1).choice
 
@@ -249,7 +249,7 @@ def test_a_session_of_500_messages_is_never_refused(talk):
 
     agent, server = talk([reply] * 2_000)
     latest = []
-    while len(agent.log) < 500:
+    while len(agent.log) < 300:
         latest.append(text(choose([3, 30, 300, 2_500])))
         frozen, sent = copy.deepcopy(agent.log), len(server.requests)
         agent.turn(latest[-1])
@@ -298,6 +298,23 @@ def test_a_result_of_2_mb_is_whole_in_the_log_and_cut_when_sent(talk):
     [sent] = results(server.requests[1])
     assert 10_000 < len(sent) < 30_200 and "2,000,000 characters" in sent
     assert sent[:5_000] == noise(5_000) and noise(2_000_000).endswith(sent[-5_000:])
+
+
+TOO_LONG = [    # how servers put it: OpenAI and DeepSeek, OpenRouter, Anthropic, Zhipu, Moonshot, Qwen, llama.cpp, vLLM
+    "This model's maximum context length is 9 tokens", "Your input exceeds the context window of this model",
+    "prompt is too long: 9 tokens > 8 maximum", "input length and `max_tokens` exceed context limit: 9 + 9 > 9",
+    "Prompt exceeds max length", "Your request exceeded model token limit: 9 (requested: 10)",
+    "Range of input length should be [1, 9]", "the request exceeds the available context size",
+    "The input (9 tokens) is longer than the model's context length (8 tokens)"]
+
+
+def test_a_request_that_is_too_long_in_any_words(agent):
+    """A server that took too long means something else, and may be asked again."""
+    slow = {"status": 504, "message": "upstream took too long to answer"}
+    run = agent.run([*({"status": 400, "message": message} for message in TOO_LONG), slow, "fine"],
+                    input="go\n/new\n" * (len(TOO_LONG) + 1))
+    advice = re.findall("Error: .*; (.+)", run.err)
+    assert advice == ["start a new conversation, or lower CONTEXT_WINDOW"] * len(TOO_LONG) and run.out == "fine\n"
 
 
 # The command line

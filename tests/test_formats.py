@@ -62,6 +62,9 @@ def use(id, name, **input):
     return {"type": "tool_use", "id": id, "name": name, "input": input}
 
 
+SO_FAR = {"type": "message_delta", "delta": {"stop_reason": None}, "usage": {"output_tokens": 3}}
+
+
 # What a model may say in Anthropic's format
 
 CONTENT = [thought("先看 around\n"), "I look.", {"type": "redacted_thinking", "data": "EuYB"}, use("a", "list_dir"),
@@ -81,6 +84,21 @@ def test_thinking_goes_back_as_it_came(agent, provider):
     assert second == [as_block(part) for part in last] and len(results) == 2
 
 
+UNSIGNED = [{}, {"signature": ""}, {"signature": None}]
+
+
+@pytest.mark.parametrize("more", UNSIGNED, ids=["no signature", "an empty one", "null"])
+def test_thinking_that_is_not_signed_is_shown_and_not_sent_back(agent, more):
+    """The provider would refuse it."""
+    agent.format = "anthropic"
+    thinking = [begin(0, type="thinking", thinking="", **more), piece(0, "thinking", "hm, let me see")]
+    run = agent.run([frame(*thinking, *whole(1, use("a", "list_dir")), stop="tool_use"),
+                     frame(*thinking, *whole(1, as_block("one"))), "two"], input="go\nmore\n")
+    assert (run.out, refused(run.requests)) == ("one\ntwo\n", []) and run.err.count("hm, let me see") == 2
+    assert [[block["type"] for block in message["content"]] for message in run.requests[-1].body["messages"]] == [
+        ["text"], ["tool_use"], ["tool_result"], ["text"], ["text"]]
+
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 parts = st.one_of(texts.map(thought), texts.filter(str.strip).map(as_block),
                   texts.map(lambda data: {"type": "redacted_thinking", "data": data}),
@@ -95,8 +113,8 @@ def test_any_content_goes_back_as_it_came(content):
     content = [block | {"id": f"toolu_{n}"} if "id" in block else block for n, block in enumerate(content)]
     events = [EVENT.validate_python(event) for event in say(*content, delta={"output_tokens": 1})["chunks"]]
     client = SimpleNamespace(messages=SimpleNamespace(create=lambda **_: events))
-    *_, (_, message) = models.anthropic_stream(client, {})
-    sent = models.blocks_of(json.loads(json.dumps(program.valid(message))))
+    *_, (_, message) = models.anthropic_stream(client, {"model": "m", "max_tokens": 1})
+    sent = models.blocks_of(json.loads(json.dumps(program.valid(message, []))))
     if not any("thinking" in block["type"] for block in content):
         text = "".join(block.get("text", "") for block in content)
         content = [as_block(text)] * bool(text) + [block for block in content if block["type"] == "tool_use"]
@@ -114,6 +132,8 @@ ODD = {     # events -> the calls
                      piece(0, "input_json", "{}"), piece(1, "input_json", TEXT[5:])], [LIST, READ]),
     "index gaps": ([*whole(2, A), *whole(7, B)], [LIST, READ]),
     "one id for two": ([*whole(0, A), *whole(1, B | {"id": "a"})], [LIST, READ]),
+    "no input and no id": ([begin(0, type="tool_use", name="list_dir")], [LIST]),
+    "a text that never comes": ([begin(0, type="text"), *whole(1, A)], [LIST]),
     "comments, pings, news": ([": still here", {"type": "ping"}, *whole(0, A), {"type": "news"}], [LIST]),
 }
 
@@ -121,8 +141,12 @@ ODD = {     # events -> the calls
 def test_calls_are_assembled_whatever_the_server_does(agent):
     put_files(agent)
     agent.format, script = "anthropic", [frame(*events, stop="tool_use") for events, _ in ODD.values()]
-    script = [json.loads(json.dumps(reply).replace('"id": "', f'"id": "{n}')) for n, reply in enumerate(script)]
-    run = agent.task([*script, "done"])
+    for reply in script:
+        reply["chunks"][-2:] = [SO_FAR, reply["chunks"][-2], SO_FAR, reply["chunks"][-1]]
+    run = agent.task([*script, "done"])     # the ids are the same in each reply, which the provider refuses
+    ids = [block["id"] for block in blocks(run.requests[-1], "tool_use")]
+    assert len(set(ids)) == len(ids) == sum(len(calls) for _, calls in ODD.values())
+    assert ids == [block["tool_use_id"] for block in blocks(run.requests[-1], "tool_result")]
     assert run.out == "done\n" and not any(text.startswith("Error") for text in returned(run.requests[-1])), run.err
     for (kind, (_, calls)), message in zip(ODD.items(), run.requests[-1].body["messages"][1::2], strict=True):
         made = [(block["name"], block["input"]) for block in message["content"] if block["type"] == "tool_use"]
@@ -183,8 +207,11 @@ def test_what_may_pass_is_tried_again(agent, format):
 @both
 def test_what_will_not_pass_is_told_at_once(agent, format):
     agent.format, name = format, format.upper()
-    words = {400: "MODEL", 401: f"{name}_API_KEY", 403: f"{name}_API_KEY", 404: f"{name}_BASE_URL", 413: "new conv"}
-    runs = finish([agent.start([{"status": status, "message": "never"}, "late"], "-p", "go") for status in words])
+    words = {400: "MODEL", 401: f"{name}_API_KEY", 403: f"{name}_API_KEY", 404: f"{name}_BASE_URL", 413: "new conv",
+             429: "the server asks to wait 3,600 s"}
+    more = {429: {"headers": {"Retry-After": "3600"}}}
+    runs = finish([agent.start([{"status": status, "message": "never"} | more.get(status, {}), "late"], "-p", "go")
+                   for status in words])
     for word, run in zip(words.values(), runs, strict=True):
         assert (run.code, run.out, len(run.requests), len(run.err.splitlines())) == (1, "", 1, 1), run.err
         assert "never" in run.err and word in run.err, run.err

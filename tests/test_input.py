@@ -16,6 +16,13 @@ def offered(request):
     return {tool["function"]["name"] for tool in request.body["tools"]}
 
 
+def at_editor(agent, script):
+    """The agent at its prompt. That the terminal is told to mark pastes shows at once that a line editor is there."""
+    child, server = agent.prompt(script)
+    assert "\x1b[?2004h" in child.before + child.after
+    return child, server
+
+
 def press(child, keys, line):
     """Type, and wait after a Tab until the line is complete: for its end, because it may be drawn in pieces."""
     start, tab, end = keys.partition("\t")
@@ -30,7 +37,7 @@ def test_shift_tab_and_plan_switch_the_mode(agent):
     def mode():
         return re.search(r"(plan|[A-Z]+) \d+% >", child.after)[1]
 
-    child, server = agent.prompt(["1", "2", "3", "4"])
+    child, server = at_editor(agent, ["1", "2", "3", "4"])
     child.send("half of")
     child.send(SHIFT_TAB)
     child.expect_exact("Plan mode.")
@@ -57,7 +64,7 @@ def test_shift_tab_and_plan_switch_the_mode(agent):
 
 def test_history_is_that_of_the_project(agent):
     """Up brings back the lines of earlier sessions in this folder, none of another; they lie in ~/.rungs."""
-    child, server = agent.prompt(["1"])
+    child, server = at_editor(agent, ["1"])
     child.send("remember 这个\r")
     child.expect(PROMPT)
     child.sendeof()
@@ -66,14 +73,14 @@ def test_history_is_that_of_the_project(agent):
     [file] = [path for path in agent.home.rglob("*") if path.is_file() and "remember 这个" in path.read_text("utf-8")]
     assert file.is_relative_to(agent.home / ".rungs") and list(agent.folder.iterdir()) == []
 
-    child, server = agent.prompt(["2"])
+    child, server = at_editor(agent, ["2"])
     child.send(UP + "!\r")
     child.expect(PROMPT)
     assert said(server.requests[0]) == "remember 这个!"
 
     agent.folder = agent.folder.parent / "elsewhere"
     agent.folder.mkdir()
-    child, server = agent.prompt(["3"])
+    child, server = at_editor(agent, ["3"])
     child.send(UP + "new\r")
     child.expect(PROMPT)
     assert said(server.requests[0]) == "new"
@@ -89,7 +96,7 @@ def test_typing(agent):
              "完成" + LEFT + "不\x7f没\r": "完没成",
              "read src/ma\t\r": "read src/main_program.py",
              "看 文\t\r": "看 文件.txt"}
-    child, server = agent.prompt(["ok"] * len(typed))
+    child, server = at_editor(agent, ["ok"] * len(typed))
     for keys, line in typed.items():
         press(child, keys, line)
         child.expect(PROMPT)
@@ -107,7 +114,7 @@ def test_typing(agent):
 @pytest.mark.parametrize("start", ["/usa", "/us"])
 def test_tab_completes_a_command(agent, start):
     """Also where a folder begins like it: /usr."""
-    child, _ = agent.prompt([])
+    child, _ = at_editor(agent, [])
     press(child, start + "\t\r", "usage")
     child.expect(r"\d+ requests: |There is no")
     assert "requests" in child.match[0]
@@ -115,7 +122,7 @@ def test_tab_completes_a_command(agent, start):
 
 def test_a_home_that_cannot_be_written_to_costs_the_history_only(agent):
     agent.env["HOME"] = "/dev/null"
-    child, server = agent.prompt(["fine"])
+    child, server = at_editor(agent, ["fine"])
     child.send("hello\r")
     child.expect("fine")
     child.expect(PROMPT)

@@ -60,7 +60,7 @@ def ledger(*calls):
 
 
 def ledgers(request):
-    """{the user's words: the lines of the ledger behind them}; a request has at most one."""
+    """{the message: the lines of the ledger behind it}; a request has at most one."""
     texts = [message["content"].partition(TITLE) for message in request.body["messages"]]
     assert sum(bool(title) for _, title, _ in texts) <= 1
     return {words: text.removesuffix("\n</ledger>").split("\n") for words, title, text in texts if title}
@@ -71,8 +71,8 @@ def prompt_size(body):
 
 
 def last(request):
-    """The newest result, as the tool returned it."""
-    return as_returned(request.body["messages"][-1]["content"])
+    """The newest result, as the tool returned it; a ledger may stand behind it."""
+    return as_returned(request.body["messages"][-1]["content"].partition(TITLE)[0])
 
 
 def filler(agent, *paths):
@@ -154,7 +154,7 @@ def test_an_odd_call_does_not_end_the_session(agent, odd):
 
 
 def test_the_ledger_on_the_wire(agent):
-    """It stands behind the words that were the task when it was written, and is written anew with each masking."""
+    """It stands behind the newest message of the request in which results are archived, and is written anew then."""
     fill = filler(agent, "b/a.py", "c/a.py")
     wrong = call("edit_file", path="b/a.py", old_text="none", new_text="x")
     fails = call("terminal", command="exit 3")
@@ -163,22 +163,25 @@ def test_the_ledger_on_the_wire(agent):
     run = agent.run([*one, *two], "--yes", input="task one\ntask two\n")
     assert refused(run.requests) == [] and run.out == "one\ntwo\n"
     sent = [ledgers(request) for request in run.requests]
-    assert sent[0] == {} and list(sent[11]) == ["task one"] and list(sent[-1]) == ["task two"]
-    assert sent[11] == sent[12]         # a new task alone changes nothing before it
+    new = [n for n in range(1, len(sent)) if sent[n] != sent[n - 1]]
+    assert sent[0] == {} and sent[11] and sent[11] == sent[12]      # a new task alone changes nothing before it
+    for n in new:
+        assert run.requests[n].body["messages"][-1]["content"].startswith(*sent[n])
     [before], [after] = sent[11].values(), sent[-1].values()
     assert [line[:20] for line in before if "FAIL" in line] == ["[r2] edit_file b/a.p", "[r3] terminal exit 3"]
     assert "c/a.py: (900 lines, Python) r1" in before and sum("big.txt" in line for line in before) == 1
     assert [line[:21] for line in after if "FAIL" in line] == ["[r15] terminal exit 3"]
     assert "b/a.py: replaced (1 line) r14" in after and sum("big.txt" in line for line in after) == 1
-    assert 2 <= sum(now != old for old, now in zip(sent, sent[1:])) == run.err.count("Archived ")
+    assert 2 <= len(new) == run.err.count("Archived ")
 
 
 def test_a_summary_does_not_lose_the_ledger(agent):
     script = [*filler(agent), "one", step(call("terminal", command="exit 3")), "two", "the summary", "three"]
     run = agent.run(script, "--yes", input="task one\ntask two\n/compact\ntask three\n")
     assert "Archived " in run.err and "Compressed " in run.err and refused(run.requests) == []
-    [(task, lines)] = ledgers(run.requests[-1]).items()
-    assert task.endswith("task two") and "terminal exit 3 → FAIL" in lines[0] and "big.txt" in lines[1]
+    [(place, lines)] = ledgers(run.requests[-1]).items()     # the newest message but the answer when it was made
+    assert place.startswith("[r13] terminal exit 3 ")
+    assert "terminal exit 3 → FAIL" in lines[0] and "big.txt" in lines[1]
 
 
 # L2, and the way back to it
@@ -330,10 +333,10 @@ def test_a_session_of_300_calls(model, monkeypatch, tmp_path):
     assert all(memory.estimate(mask["ledger"]) <= 250 for mask in masks)
     hidden = [agent.log[n] for n in sorted(masks[-1]["archived"])]
     assert len(hidden) > 150 and max(len(entry["content"].encode()) for entry in hidden) > 10**6
-    for entry in hidden:
+    for n, entry in enumerate(hidden):
         if entry["fact"].tool != "recall":
             assert whole(entry["id"]) == entry["content"]
-        if entry["fact"].tool == "read_file":
+        if entry["fact"].tool == "read_file" and n % 3 == 0:
             [word], lines = re.findall(r"key\d+z", entry["content"]), entry["content"].split("\n")
             for query in (entry["fact"].target, word):
                 assert memory.recall(query) == memory.recall(entry["id"])
@@ -359,6 +362,11 @@ def judged(messages):
     offline.judge_anthropic({"max_tokens": 1, "system": messages[0]["content"], "messages": sent}, SimpleNamespace())
 
 
+def due():
+    """What old results owe, when any amount is enough."""
+    return memory.Rent(0.25, 1, paid=10**9)
+
+
 paths = st.sampled_from(["a.py", "./a.py", "b/a.py", "数据/甲.txt", "</ledger>"])
 outputs = st.sampled_from(["x", "word " * 200, "数据 rows\n" * 4_000])
 calls = st.one_of(st.builds(read, paths, outputs), st.builds(wrote, paths),
@@ -370,7 +378,7 @@ actions = st.one_of(st.tuples(st.just("user"), st.sampled_from(["ok", "好的，
                     st.tuples(st.just("compress"), st.sampled_from([0, 300, 2_000])))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(actions, min_size=8, max_size=30), st.sampled_from([1_000, 8_000, 64_000]))
 def test_whatever_was_archived_the_view_is_valid(actions, window):
     log, sent = [{"role": "system", "content": "s"}, said("the task")], []
@@ -381,7 +389,7 @@ def test_whatever_was_archived_the_view_is_valid(actions, window):
         elif kind == "steps":
             for made in value:
                 did(log, *made, window=window)
-        elif mark := (memory.mask(log, window, 0, value) if kind == "mask" else
+        elif mark := (memory.mask(log, window, 0, value, due()) if kind == "mask" else
                       memory.compress(log, window, value, lambda request: "S")):
             log.append(mark)
         assert log[:len(frozen)] == frozen
@@ -393,14 +401,13 @@ def test_whatever_was_archived_the_view_is_valid(actions, window):
         if not mark:
             assert sent[:len(before)] == before
             continue
-        task = log[mark["task"]]
-        assert task is [entry for entry in log if entry["role"] == "user"][-1] and memory.estimate(mark["ledger"]) <= 250
-        assert shown == [said(f"{task['content']}\n{mark['ledger']}")] * bool(mark["ledger"])
+        [place, *_] = [message for message in reversed(sent) if message["role"] in ("user", "tool")]
+        assert memory.estimate(mark["ledger"]) <= 250 and shown == [place] * bool(mark["ledger"])
+        assert place["content"].endswith(mark["ledger"])
         assert mark["ledger"] or not any("fact" in entry for entry in log)
         if kind == "mask":
-            assert memory.mask(log, window, 0, value) is None      # once is enough
+            assert memory.mask(log, window, 0, value, due()) is None      # once is enough
             for old, new in zip(before, sent, strict=True):     # what changes: results, and where the ledger is or was
-                if old != new and TITLE in old["content"] + new["content"]:
-                    assert old["content"].partition(TITLE)[0] == new["content"].partition(TITLE)[0]
-                elif old != new:
+                old, new = (one | {"content": one["content"].partition(TITLE)[0]} for one in (old, new))
+                if old != new:
                     assert new["content"].startswith("[archived] ") and not old["content"].startswith("[archived] ")

@@ -127,6 +127,17 @@ def test_missing_and_repeated_ids_are_made_up(agent):
         assert "alpha" in read["content"] and "a.txt" in listed["content"]
 
 
+def test_an_id_of_an_earlier_reply_is_not_used_again(agent):
+    """Some servers count from call_0 in every reply; Anthropic and others refuse a conversation with one id twice."""
+    script = [step(call("list_dir") | {"id": "call_0"}, call("list_dir") | {"id": "call_1"})] * 2
+    run = agent.run([*script, "one", *script, "two"], input="go\nmore\n")
+    assert (run.code, run.out, refused(run.requests)) == (0, "one\ntwo\n", [])
+    sent = run.requests[-1].body["messages"]
+    made = [item[0] for message in sent if "tool_calls" in message for item in calls_of(message)]
+    assert made[:2] == ["call_0", "call_1"] and len(set(made)) == len(made) == 8
+    assert [message["tool_call_id"] for message in sent if message["role"] == "tool"] == made
+
+
 def test_thinking_goes_back_unchanged(agent):
     """DeepSeek refuses the next request otherwise. It is not part of the answer."""
     agent.options = {"require_reasoning": True}

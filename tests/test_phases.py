@@ -90,7 +90,8 @@ def test_a_check_that_was_not_allowed_is_none(agent):
     assert re.findall(r"phase of the task: (\w+)", done.err) == [EXECUTING]
 
 
-# What stays whole. A result has about a 23rd of the window: six old ones are more than a quarter.
+# What stays whole. A result has about a 23rd of the window. Where nothing is cheaper from the cache, old results are
+# archived soon; where that costs next to nothing, only when the window is full.
 
 WINDOW = 16_000
 
@@ -102,8 +103,10 @@ def archived(request):
     return [int(one[2]) for one in found if one[1]], [int(one[2]) for one in found if not one[1]]
 
 
-def first_masking(agent, script, lines=160):
-    """Carry out the task; returns the first request in which something is archived, and all requests."""
+def first_masking(agent, script, lines=160, read=1):
+    """Carry out the task; returns the first request in which something is archived, and all requests. `read`: the price
+    of a token from the cache."""
+    (agent.program / "prices.json").write_text(json.dumps({"": {"read": read, "write": 1}}), encoding="utf-8")
     agent.env["CONTEXT_WINDOW"], agent.options = str(WINDOW), {"window": WINDOW}
     (agent.folder / "long.txt").write_text("one more line ok\n" * lines, encoding="utf-8")
     requests = agent.task([*map(step, script), "done"], "--yes").requests
@@ -115,22 +118,24 @@ CHECK = run("bash -c 'cat long.txt'")
 LONG_REASON = call("edit_file", path="x/" * 60 + "a.py", old_text="nowhere", new_text="2")
 
 
-@pytest.mark.parametrize("script, whole", [
-    ([LONG] * 11, [1, 8, 9, 10, 11]),
-    ([SAME] * 11, [1, 8, 9, 10, 11]),                                   # commands are protected in VERIFYING only
-    ([LONG, LONG, WRITE] + [LONG] * 12, [1, 2, 3, 10, 11, 12, 13, 14, 15]),
-    ([LONG, LONG, WRITE] + [SAME] * 12, [1, 2, 3, 10, 11, 12, 13, 14, 15]),
-    ([LONG, LONG, WRITE, CHECK] + [LONG] * 9, [1, 3, 4, 10, 11, 12, 13]),
-    ([LONG, WRITE, CHECK] + [SAME] * 2 + [LONG] * 2 + [LONG_REASON] + [LONG] * 7, [1, 2, 4, 5, 8, 12, 13, 14, 15])])
-def test_what_is_archived_depends_on_the_phase(agent, script, whole):
-    request, _ = first_masking(agent, script)
+@pytest.mark.parametrize("script, read, whole", [
+    ([LONG] * 11, 1, [1, 6, 7, 8, 9]),
+    ([SAME] * 11, 1, [1, 6, 7, 8, 9]),                                  # commands are protected in VERIFYING only
+    ([LONG, LONG, WRITE] + [LONG] * 12, 1, [1, 2, 3, 9, 10, 11, 12, 13, 14]),
+    ([LONG, LONG, WRITE] + [SAME] * 12, 1, [1, 2, 3, 9, 10, 11, 12, 13, 14]),
+    ([LONG, LONG, WRITE, CHECK] + [LONG] * 9, 1, [1, 3, 7, 8, 9, 10]),        # and only while the window is full
+    ([LONG, LONG, WRITE, CHECK] + [LONG] * 20, 0.001, [1, 3, 4, 17, 18, 19, 20]),
+    ([LONG, WRITE, CHECK] + [SAME] * 2 + [LONG] * 2 + [LONG_REASON] + [LONG] * 20, 0.001,
+     [1, 2, 4, 5, 8, 18, 19, 20, 21])])
+def test_what_is_archived_depends_on_the_phase(agent, script, read, whole):
+    request, _ = first_masking(agent, script, read=read)
     assert archived(request)[1] == whole
 
 
 def test_the_first_steps_are_those_of_the_latest_task(agent):
     (agent.folder / "long.txt").write_text("one more line ok\n" * 160, encoding="utf-8")
+    (agent.program / "prices.json").write_text('{"": {"read": 1, "write": 1}}', encoding="utf-8")
     agent.env["CONTEXT_WINDOW"] = str(WINDOW)
     script = [*[step(LONG)] * 3, "done", *[step(LONG)] * 9, "done"]
     requests = agent.run(script, "--yes", input="one\ntwo\n").requests
-    first = next(request for request in requests if archived(request)[0])
-    assert archived(first) == ([1, 2, 3, 5, 6, 7], [4, 8, 9, 10, 11])
+    assert archived(requests[-1]) == ([1, 2, 3, 5, 6, 7, 8], [4, 9, 10, 11, 12])

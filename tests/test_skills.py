@@ -39,6 +39,7 @@ def converse(project, model):
         server = model(script, window=window)
         setting = {"OPENAI_BASE_URL": server.base_url, "CONTEXT_WINDOW": str(window)}
         agent = rungs.Agent(rungs.Model(setting, False, False))
+        agent.rent.read = 0.001     # with such a price nothing is archived before the window is full
         for turn in turns:
             try:
                 agent.turn(turn)
@@ -126,7 +127,7 @@ BROKEN = {      # the file, a word of the reason
     "list": (skill("list", "[a, b]"), "description"),
     "map": (skill("map", "\n  a: b"), "description"),
     "sequence": ("---\n- name\n- description\n---\n", "name"),
-    "deep": (skill("deep", "[" * 1500), ""),
+    "deep": (skill("deep", "[" * 600), ""),     # deeper than Python recurses
     "binary": (b"---\nname: binary\0\xff\xfe", "binary"),
 }
 
@@ -303,6 +304,8 @@ def assert_stable(requests):
 
 def test_the_prefix_stays_whatever_is_activated(agent):
     """Also when skills and AGENTS.md change on disk meanwhile: they are read anew with /new."""
+    prices = {"": {"read": 0.001, "write": 1}}      # with them nothing is archived
+    (agent.program / "prices.json").write_text(json.dumps(prices), encoding="utf-8")
     put(agent.folder, "own", skill("own", body="OWN " * 500))
     turns = [[step(activation("research")), "1"],
              [step(call("read_file", path="a.txt"), activation("coding")), "2"],
@@ -343,7 +346,7 @@ replies = st.fixed_dictionaries({"tool_calls": st.lists(calls, min_size=1, max_s
 endings = st.sampled_from(["done", {"status": 400, "message": "oh dear"}])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.lists(replies, max_size=3), endings), min_size=2, max_size=6))
 def test_the_prefix_stays_in_any_session(project, converse, turns):
     put(project, "own", skill("own"))
@@ -390,7 +393,7 @@ def test_an_active_skill_survives_compression(project, converse, summary, said, 
     (project / "big").write_text("lorem ipsum\n" * 400, encoding="utf-8")
     put(project, "x", skill("x", body="".join(f"rule {n}: 价格 <b> \\ \"\n" for n in range(80))))
     text = tools.skills()[0]["x"][2]
-    turns = ["hello", "hello", "hello", "x", "coding", *[f"big {n}{said}" for n in range(24)]]
+    turns = ["hello", "hello", "hello", "x", "coding", *[f"big {n}{said}" for n in range(18)]]
     agent, server = converse(worker(summary), turns, window=8000)
     assert "x" in tools.active and "coding" in tools.active or said
     assert check(agent, server, text, "x") >= 3

@@ -361,6 +361,16 @@ def test_the_server_may_name_the_wait(agent):
         assert announced == wait or wait is None and int(announced) <= 1, value
 
 
+def test_a_long_wait_is_the_users_business(agent):
+    """Trying again earlier than the server allows is in vain, and some servers count it against you."""
+    full = {"status": 429, "message": "the hour is used up", "headers": {"Retry-After": "3600"}}
+    for script in ([full, "late"], [OVERLOAD, full, "late"]):
+        run = agent.run(script, "-p", "go")
+        assert (run.code, run.out, len(run.requests)) == (1, "", len(script) - 1)
+        assert "the hour is used up" in run.err and "the server asks to wait 3,600 s" in " ".join(run.err.split())
+        assert len(AGAIN.findall(run.err)) == len(script) - 2
+
+
 @posix_only
 def test_an_interrupt_ends_the_wait(agent):
     child, server = agent.start([OVERLOAD | {"headers": {"Retry-After": "50"}}, "late"], "-p", "go")
