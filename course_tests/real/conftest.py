@@ -88,7 +88,7 @@ def side_by_side(function, cases):
 def program(tmp_path_factory):
     """A compiled copy of the program, so that your own .env plays no part."""
     copy = tmp_path_factory.mktemp("program")
-    for file in ROOT.glob("*.py"):
+    for file in [*ROOT.glob("*.py"), ROOT / "prices.json"]:
         shutil.copy(file, copy)
     shutil.copytree(ROOT / "skills", copy / "skills")
     compileall.compile_dir(copy, quiet=2)
