@@ -4,6 +4,7 @@
     python course.py tags [--all]                           write the tags v0.0, v0.1, ... (--all: older editions too)
     python course.py check [TIP] [--since v0.3] [--fresh]   prove every version
     python course.py transcripts [FOLDER] [--write]         compare a README's console blocks with reality
+    python course.py site [TIP] [--out docs]                write the lessons as pages
     python course.py publish [TIP]                          check a line, then put it on main
 
 The *line* is a linear chain of commits, one a version, each with a trailer `Version: vX.Y`. A fix goes into the version
@@ -12,7 +13,8 @@ it: a publish commit is a merge of the former main and the line's tip, with a tr
 tip's tree plus the files that only main has, this one for instance. So main only ever moves forward, a clone of main
 holds every edition, and the tags are worked out from the commits. A rewritten line is a new edition.
 
-Needs git and the standard library; `check` needs the packages of the versions it runs (requirements-dev.txt).
+Needs git and the standard library; `check` needs the packages of the versions it runs (requirements-dev.txt), `site`
+those that rich brings.
 """
 
 import argparse
@@ -21,13 +23,16 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import html
 import io
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
 import statistics
+import string
 import subprocess
 import sys
 import tarfile
@@ -219,6 +224,7 @@ def write_tags(all_editions=False):
 # ---- code lines ----
 
 
+@functools.lru_cache(maxsize=None)
 def code_lines(source, path="?"):
     """The lines of Python that hold code: no blank lines, comments or docstrings; a comment behind code is cut off."""
     try:
@@ -826,6 +832,305 @@ def pytest_run(folder, python, version, *args, only=(), seconds=600):
     return code, output, outcomes, guards
 
 
+# ---- the site: the lessons as pages ----
+
+GUIDE = {"en": "\n## Where to look\n", "zh": "\n## 看哪里\n"}  # the part of a README that the notes beside the code are
+WORDS = {
+    "en": {"lang": "en", "readme": "README.md", "dot": "", "other": ".zh", "switch": "中文", "switch_lang": "zh-CN",
+           "skip": "Skip to the text", "version": "version", "idea": "idea", "motto": "motto",
+           "lines": "code lines added", "plot": "What each version costs, measured", "prev": "Previous", "next": "Next",
+           "same": "{} unchanged lines", "diff": "From {0} to {1}", "first": "The code of {1}",
+           "files": "Files", "without": "Tests, README and pins are left out.", "code": "To the code"},
+    "zh": {"lang": "zh-CN", "readme": "README.zh-CN.md", "dot": ".zh", "other": "", "switch": "English",
+           "switch_lang": "en", "skip": "跳到正文", "version": "版本", "idea": "想法", "motto": "一句话",
+           "lines": "增加的代码行", "plot": "每个版本花多少，实测", "prev": "上一个", "next": "下一个",
+           "same": "{} 行没有变", "diff": "从 {0} 到 {1}", "first": "{1} 的代码", "files": "文件",
+           "without": "测试、README 和依赖版本不在其中。", "code": "看代码"}}
+COLOURS = (("Keyword", "k"), ("Operator.Word", "k"), ("Comment", "c"), ("Literal.String", "s"), ("Literal.Number", "m"),
+           ("Name.Function", "f"), ("Name.Class", "f"), ("Name.Decorator", "f"), ("Generic.Prompt", "p"))
+# a clause ends at a mark that is not between parentheses
+PAUSE = re.compile(r"(?<=[.;,:])\s+(?![^(]*\))|(?<=[。；，：、])\s*(?![^（]*）)")
+JOINED = re.compile(r"^\s*(?:(?:and|then)\s|还有|然后是?|以及)+")
+PAGE = string.Template("""<!doctype html>
+<html lang="$lang">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<link rel="stylesheet" href="style.css">
+<link rel="alternate" hreflang="$switch_lang" href="$twin">
+</head>
+<body>
+<a class="skip" href="#text">$skip</a>
+<header>
+<a class="home" href="index$dot.html">Rungs</a>
+<nav aria-label="$version">$steps</nav>
+<a class="switch" href="$twin" lang="$switch_lang" hreflang="$switch_lang">$switch</a>
+</header>
+<main id="text" tabindex="-1">
+$body
+</main>
+<nav class="pager" aria-label="$prev, $next">
+$pager
+</nav>
+<script>
+function show() {  // what a link leads to may be in another tab, or folded
+  let target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target; part; part = part.parentElement) {
+    if (part.matches("section[data-tab]")) document.getElementById(part.dataset.tab).checked = true;
+    if (part.matches("details")) part.open = true;
+  }
+  if (target) target.scrollIntoView();
+}
+addEventListener("hashchange", show);
+document.addEventListener("click", event => { if (event.target.closest("a[href^='#']")) setTimeout(show); });
+show();
+</script>
+</body>
+</html>
+""")
+
+
+def site(versions, out):
+    """Write the lessons as pages: for each language an overview and one of each version."""
+    docs, files = ROOT / "docs", {}
+    if not (docs / "style.css").exists():
+        raise Fault(f"{docs / 'style.css'} is missing: it is written by hand, and only copied")
+    for path in filter(Path.exists, (docs / "style.css", docs / "bench.svg")):
+        files[path.name] = path.read_bytes()
+    for language, words in WORDS.items():
+        names = [f"{name}{words['dot']}.html" for name in ("index", *(version.version for version in versions))]
+        titles = ["Rungs", *(readme(version, language)[1].split("\n")[0][2:] for version in versions)]
+        for i, name in enumerate(names):
+            pair = [None, *versions][i - 1:i + 1]
+            body = lesson_page(*pair, language) if i else overview(versions, language)
+            steps = [f'<a href="{names[j]}"{" aria-current=page" * (i == j)}>{version.version}</a>'
+                     for j, version in enumerate(versions, 1)]
+            pager = [f'<a rel="{rel}" href="{names[j]}"><small>{words[rel]}</small> {html.escape(titles[j])}</a>'
+                     for rel, j in (("prev", i - 1), ("next", i + 1)) if 0 <= j < len(names)]
+            files[name] = PAGE.substitute(
+                words, title=html.escape(" · ".join(dict.fromkeys([titles[i], "Rungs"]))), steps="\n".join(steps),
+                twin=name.replace(words["dot"] + ".html", words["other"] + ".html"), body=body,
+                pager="\n".join(pager)).encode("utf-8")
+    for version in versions:
+        for path in re.findall(r"!\[[^]]*\]\(([^):]+)\)", readme(version, "en")[1]):
+            files[f"{version.version}-{path}"] = texts(version.id)[path].encode("utf-8")
+    out.mkdir(parents=True, exist_ok=True)
+    for path in out.iterdir():
+        if re.match(r"v\d+\.\d+\D", path.name) and path.name not in files:  # a version that is no more
+            path.unlink()
+    for name, content in files.items():
+        (out / name).write_bytes(content)
+    print(f"{len(files)} files, {sum(map(len, files.values())):,} bytes in {out}")
+
+
+def readme(version, language):
+    """A README's two parts: the head, which all versions share, and the lesson."""
+    head, mark, lesson = texts(version.id).get(WORDS[language]["readme"], "").partition("\n---\n\n# ")
+    if not mark:
+        raise Fault(f"{version.version}: {WORDS[language]['readme']} has no lesson: a line ---, then one with `# `")
+    return head, "# " + lesson
+
+
+@functools.lru_cache(maxsize=None)
+def markdown():
+    from markdown_it import MarkdownIt
+
+    def fence(self, tokens, i, options, env):
+        kind, text = {"sh": "bash"}.get(tokens[i].info, tokens[i].info or "text"), tokens[i].content.rstrip("\n")
+        # a drawing is not wrapped, but scrolled, by keyboard too
+        drawing = kind == "text" and max(map(len, text.split("\n"))) <= 100
+        attributes = 'class="drawing" tabindex="0"' if drawing else f'class="{kind}"'
+        code = "\n".join(coloured(text, kind))
+        return f'<pre {attributes} translate="no"><code>{code}</code></pre>\n'
+
+    def softbreak(self, tokens, i, options, env):
+        """Where a line ends there is a space, but not between Chinese characters, nor after a Chinese mark."""
+        before, after = tokens[i - 1].content[-1:], tokens[i + 1].content[:1]
+        return "" if before in tuple("，。；：、）") or min(before, after) > "\u2e7f" else "\n"
+
+    maker = MarkdownIt("commonmark", {"html": True}).enable("table")
+    maker.add_render_rule("fence", fence)
+    maker.add_render_rule("softbreak", softbreak)
+    maker.add_render_rule("table_open", lambda *_: '<div class="table"><table>\n')
+    maker.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    return maker
+
+
+@functools.lru_cache(maxsize=None)
+def coloured(text, kind):
+    """A text as HTML, line by line; `kind` is a language or a file's name."""
+    from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
+
+    find, lines = get_lexer_for_filename if "." in kind else get_lexer_by_name, [[]]
+    for token, value in find(kind, stripnl=False).get_tokens(text + "\n"):  # some see a comment only in a whole line
+        colour = next((letter for name, letter in COLOURS if f"{token}.".startswith(f"Token.{name}.")), "")
+        for n, piece in enumerate(value.split("\n")):
+            if n:
+                lines.append([])
+            if piece and lines[-1] and (lines[-1][-1][0] == colour or piece.isspace()):
+                lines[-1][-1][1] += piece
+            elif piece:
+                lines[-1].append([colour, piece])
+    return ["".join(f"<i class={colour}>{html.escape(piece, False)}</i>" if colour else html.escape(piece, False)
+                    for colour, piece in line) for line in lines[:-1]]
+
+
+def overview(versions, language):
+    """What the newest README says first, the ladder with each version's code lines, the plot, and how to walk it."""
+    words, head = WORDS[language], readme(versions[-1], language)[0]
+    about, ladder, walk = head.split("\n## ")[:3]
+    about = re.sub(r" · \[.*?\]\(README.*?\)", "", about)
+    told = {row[0]: row[1:] for row in re.findall(r"^\| \**(v[\d.]+)\** \| (.*?) \| (.*?) \|$", ladder, re.M)}
+    added = [changed_lines(*pair)[0] for pair in zip([None, *versions], versions)]
+    rows = []
+    for version, lines in zip(versions, added):
+        if version.version not in told:
+            raise Fault(f"the ladder in {words['readme']} of {versions[-1].version} has no row {version.version}")
+        idea, motto = map(markdown().renderInline, told[version.version])
+        rows.append(f'<tr><td><a href="{version.version}{words["dot"]}.html">{version.version}</a></td><td>{idea}</td>'
+                    f'<td>{motto}</td><td style="--part:{lines / max(added):.2f}">{lines or "–"}</td></tr>')
+    titles = "".join(f'<th scope="col">{words[word]}</th>' for word in ("version", "idea", "motto", "lines"))
+    plot = f'<figure><img src="bench.svg" alt="{words["plot"]}"></figure>\n' * (ROOT / "docs" / "bench.svg").exists()
+    return (f'<div class="lesson">{markdown().render(about)}<h2>{ladder.split(chr(10))[0]}</h2>\n<table class="ladder">'
+            f"<thead><tr>{titles}</tr></thead>\n<tbody>\n" + "\n".join(rows) + f"\n</tbody></table>\n{plot}"
+            f'{markdown().render("## " + walk)}</div>')
+
+
+def lesson_page(before, version, language):
+    words, text = WORDS[language], readme(version, language)[1]
+    text = re.sub(r"(!\[[^]]*\]\()([^):]+\))", rf"\1{version.version}-\2", text)
+    start, heading, rest = text.partition(GUIDE[language])
+    guide, following, end = rest.partition("\n## ")
+    diff = file_diffs(before, version)
+    order = sorted(diff, key=lambda path: (f"`{path}`" not in guide, guide.find(f"`{path}`"), path))
+    diff = {path: diff[path] for path in order}
+    guide, marks, notes = linked(guide, diff)
+    title = words["diff" if before else "first"].format(before and before.version, version.version)
+    start = re.sub(r"^(\*.*\*)$", rf"\1\n\n[{words['code']}](#code)", start, count=1, flags=re.M)
+    lesson = markdown().render(start + heading + guide + following + end)
+    shown = [file_html(path, n, *diff[path], marks[path], notes, words) for n, path in enumerate(diff)]
+    return (f'<article class="lesson">{lesson}</article>\n<section id="code"><h2>{title}</h2>\n'
+            f'<p>{words["without"]}</p>\n<div class="files" role="group" aria-label="{words["files"]}">\n'
+            + "\n".join(shown) + "</div></section>")
+
+
+def file_diffs(before, version):
+    """{path: (its lines as git's diff has them, [(" ", "-" or "+", text)], {definition: (first line, last line)})}"""
+    old = before.id if before else git("hash-object", "-t", "tree", "--stdin").strip()
+    diff = git("diff-tree", "-r", "-p", "-U999999", "--no-renames", "--no-ext-diff", "--no-color", old, version.id,
+               "--", "*.py", "*.json", "skills", ":!tests")
+    found = {}
+    for part in re.split("^diff --git ", diff, flags=re.M)[1:]:
+        path, body = re.match("a/(.*) b/", part)[1], part.partition("\n@@ ")[2].split("\n")[1:-1]
+        new = texts(version.id).get(path, "") if path.endswith(".py") else ""
+        found[path] = [(line[0], line[1:]) for line in body if line[0] != "\\"], definitions(ast.parse(new))
+    return found
+
+
+def definitions(node, prefix=""):
+    """{name, as in Class.method: (first line, last line)} of what a module defines."""
+    found = {}
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            found.setdefault(prefix + child.name, (first, child.end_lineno))
+            for name, lines in definitions(child, prefix + child.name + ".").items():
+                found.setdefault(name, lines)
+        elif isinstance(child, (ast.Assign, ast.AnnAssign)) and not isinstance(node, ast.FunctionDef):
+            for target in child.targets if isinstance(child, ast.Assign) else [child.target]:
+                found.setdefault(prefix + getattr(target, "id", "?"), (child.lineno, child.end_lineno))
+    return found
+
+
+def linked(guide, diff):
+    """The guide with links to what it names -> (its text, {path: {index of a line: [anchors]}}, {anchor: the note that
+    stands there}). A note is a clause of the guide, so that nothing is written twice."""
+    commands, fence, prose = guide.rpartition("```\n")
+    marks, notes, path, at = {path: defaultdict(list) for path in diff}, {}, "", 0
+    for named, text in clauses(prose, diff):
+        text = JOINED.sub("", text).strip(" \n,;:，；：、")
+        path = next((name for name in named if name in diff), path)
+        noted = len(re.findall(r"[A-Za-z']+|[\u4e00-\u9fff]{1,2}", re.sub("`[^`]+`", "", text))) < 2  # a bare name
+        for name in named:
+            at = prose.index(f"`{name}`", at) + len(name) + 2
+            for file in [path, *(other for other in diff if other != path)] if path and name not in diff else ():
+                index = first_change(*diff[file], name)
+                if index is None:
+                    continue
+                anchor = f"{file}:{name}"
+                if anchor not in notes:
+                    marks[file][index].append(anchor)
+                    notes[anchor], noted = "" if noted else markdown().renderInline(text), True
+                link = f"[`{name}`](#{anchor})"
+                prose = prose[:at - len(name) - 2] + link + prose[at:]
+                at += len(link) - len(name) - 2
+                break
+    return commands + fence + prose, marks, notes
+
+
+def clauses(prose, files):
+    """The prose in pieces, each about one thing -> [([what it names], its text)]. A clause that names nothing belongs
+    to the one before it, or if it begins a sentence to the one after it."""
+    found, over = [], True
+    for clause in PAUSE.split(prose.strip()):
+        named, last = re.findall("`([^`]+)`", clause), found[-1] if found else ([], "")
+        place = any(name in files for name in last[0])
+        if over or (named and last[0]) or (place and last[1].endswith((":", "："))):
+            found.append((named, clause))
+        else:
+            found[-1] = last[0] + named, last[1] + " " * last[1].isascii() + clause
+        over = clause.endswith((".", "。"))
+    return found
+
+
+def first_change(lines, defined, name):
+    """The index of the first line that is changed in the definition of `name`, best an added one; None if none is."""
+    spans = sorted((full != name, span) for full, span in defined.items() if f".{full}".endswith(f".{name}"))
+    for _, (first, last) in spans:
+        number, found = 0, []
+        for index, (kind, _) in enumerate(lines):
+            number += kind != "-"
+            if kind != " " and first <= number <= last:
+                found.append((kind == "-", index))
+        if found:
+            return min(found)[1]
+    return None
+
+
+def file_html(path, n, lines, defined, marks, notes, words):
+    """A tab with a file's diff: what is far from any change is folded."""
+    old, new = (iter(coloured("\n".join(text for kind, text in lines if kind != other), path)) for other in "+-")
+    near = {j for i, (kind, _) in enumerate(lines) if kind != " " for j in range(i - 3, i + 4)}
+    counts, blocks, numbers = {"+": 0, "-": 0, " ": 0}, [], (0, 0)
+    for shown, indices in itertools.groupby(range(len(lines)), lambda i: i in near):
+        first, written = numbers, []
+        for i in indices:
+            kind, before, after = lines[i][0], "", ""
+            if kind != "+":
+                before = next(old)
+            if kind != "-":
+                after = next(new)
+            numbers = numbers[0] + (kind != "+"), numbers[1] + (kind != "-")
+            counts[kind] += 1
+            tag = {"+": "ins", "-": "del", " ": "span"}[kind]
+            written += [f"<aside>{notes[anchor]}</aside>" for anchor in marks.get(i, ()) if notes[anchor]]
+            written.append(f"<{tag}>" + "".join(f'<a id="{anchor}"></a>' for anchor in marks.get(i, ()))
+                           + f"{before if kind == '-' else after}</{tag}>")
+        code = (f'<div class="code" translate="no" style="counter-reset:o {first[0]} n {first[1]}">\n'
+                + "\n".join(written) + "\n</div>")
+        if not shown and len(written) > 3:
+            inside = [name for name, (a, b) in defined.items() if a <= numbers[1] < b]
+            place = f" <code>{inside[-1]}</code>" if inside else ""
+            code = f"<details><summary>{words['same'].format(len(written))}{place}</summary>\n{code}</details>"
+        blocks.append(code)
+    removed = f" <del>−{counts['-']}</del>" if counts["-"] else ""
+    return (f'<input type="radio" name="file" id="tab{n}"{" checked" * (n == 0)}><label for="tab{n}">{path} '
+            f'<ins>+{counts["+"]}</ins>{removed}</label>\n<section data-tab="tab{n}" aria-label="{path}">\n'
+            f'<h3>{path}</h3>\n' + "\n".join(blocks) + "\n</section>")
+
+
 # ---- the command line ----
 
 
@@ -844,6 +1149,8 @@ def main(argv):
     playing = commands.add_parser("transcripts")
     playing.add_argument("folder", nargs="?", type=Path, default=Path("."), help="a work tree of the line (this folder)")
     playing.add_argument("--write", action="store_true", help="put what is printed into the README files")
+    building = commands.add_parser("site", parents=[tip])
+    building.add_argument("--out", type=Path, default=ROOT / "docs", help="the folder to write to (docs)")
     commands.add_parser("publish").add_argument("tip", nargs="?", default="line", help="the line's last commit (line)")
     args = parser.parse_args(argv)
 
@@ -855,6 +1162,8 @@ def main(argv):
         return not check(chosen_line(args.tip), args.since, args.fresh)
     if args.command == "transcripts":
         return not transcripts(args.folder.resolve(), args.write)
+    if args.command == "site":
+        return site(chosen_line(args.tip), args.out)
     return publish(args.tip)
 
 
