@@ -20,14 +20,14 @@ class Case(NamedTuple):
     classes: tuple  # of openai, of anthropic
     requests: int
     said: tuple
-    wait: float | None = None  # that a Retry-After asks for
+    wait: float = 0  # that a Retry-After asks for
 
 
 def refusal(status, message, said, *classes, **more):
     return Case({"status": status, "message": message} | more, classes, 1, (message, said))
 
 
-def passing(status, classes, wait=None, **headers):
+def passing(status, classes, wait=0, **headers):
     said = f" {status}: ", f"trying again in {wait or 1:g} s (2 of 3)"
     headers = {name.replace("_", "-"): text for name, text in headers.items()}
     return Case({"status": status, "message": "The server is busy.", "headers": headers}, classes, 2, said, wait)
@@ -86,7 +86,7 @@ def test_the_error_inside_of_a_stream(format, fault, error):
         with pytest.raises((error or SDKS[format].APIError, SDKS[format].APIError)) as caught:
             [*models.stream(format, client, ask | ({"max_tokens": 9} if format == "anthropic" else {}))]
         assert models.is_passing(models.choose({}, format), caught.value), repr(caught.value)
-        assert models.asked_wait(caught.value) is None
+        assert models.asked_wait(caught.value) == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)
